@@ -50,12 +50,6 @@ def with_torch() -> ModuleType:
     return with_torch
 
 
-def ask_hydra(arguments: list[str]) -> None:
-    """Print the offers of tab completion, or the settings of --cfg."""
-    register_schema({})
-    call_hydra(arguments)
-
-
 def register_inherited(typed: dict[str, str]) -> dict[str, str]:
     """Register the schema with the settings that `resume` or `init_from` brings.
 
@@ -78,9 +72,8 @@ def sweep(overrides: list[str], typed: dict[str, str]) -> None:
 
 def run_single(typed: dict[str, str]) -> None:
     """Train or plan a single run."""
-    log_to_stdout()
-    typed = register_inherited(typed)
-    config = compose_settings(typed)
+    show_log()
+    config = compose_settings(register_inherited(typed))
     with_torch().train_or_plan(config)
 
 
@@ -114,11 +107,6 @@ def call_hydra(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.process")
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(job)()
-
-
-def log_to_stdout() -> None:
-    show_log()
-    log.setLevel(logging.INFO)
 
 
 def register_schema(inherited: dict[str, Any]) -> None:
@@ -179,7 +167,7 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> st
 
 def run_job(cfg: DictConfig) -> Any:
     """Train or plan one job of a sweep, in the job's folder; log and raise its exception."""
-    log_to_stdout()
+    show_log()
     own = HydraConfig.get()
     number = own.job.num
     folder = Path(own.runtime.output_dir)

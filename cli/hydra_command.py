@@ -30,7 +30,9 @@ def run_train_command() -> None:
         if asks_help(arguments):
             print(help_text(TrainConfig, CONF.parent / "train.py", arguments, group_options()), flush=True)
         elif arguments[:1] == ["-sc"] or (arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN):
-            composition().ask_hydra(arguments)
+            # Print the offers of tab completion, or the settings of --cfg.
+            composition().register_schema({})
+            composition().call_hydra(arguments)
         else:
             is_sweep = bool(set(SWEEP) & set(arguments))
             overrides = [argument for argument in arguments if argument not in SWEEP]

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from multiprocessing import parent_process
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Self
 
 from tqdm import tqdm
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from common.text import LogFormatter
 
 log = logging.getLogger("tinygpt")
-
+log.setLevel(logging.INFO)  # of train.log's lines, whatever a program that calls train() shows
 
 CONSOLE = logging.StreamHandler()
 CONSOLE.setFormatter(LogFormatter())
@@ -71,16 +71,11 @@ class Signals:
         self.earlier = {number: signal.signal(number, self._remember) for number in ending_signals() if is_main}
         return self
 
-    def __exit__(
-        self,
-        kind: type | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type | None, *error: object) -> None:
         for number, handler in self.earlier.items():
             signal.signal(number, handler)
         # The signal came too late to stop this run, but it ends a sweep.
-        if self.received and not error:
+        if self.received and not kind:
             raise SystemExit(128 + self.received)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:

@@ -39,8 +39,15 @@ class DeviceError(SettingsError):
 
 # Words in the errors of CUDA, its libraries, HIP, NCCL and Metal, which have no common type.
 DEVICE_FAILURES = (
-    *("CUDA error", "CUDA driver error", "cuDNN error", "Triton Error", "Cuda failure", "GPU is lost"),
-    *("HIP error", "MPS", "Metal"),
+    "CUDA error",
+    "CUDA driver error",
+    "cuDNN error",
+    "Triton Error",
+    "Cuda failure",
+    "GPU is lost",
+    "HIP error",
+    "MPS",
+    "Metal",
 )
 
 
@@ -96,8 +103,10 @@ def damage_named(kind: type[SettingsError], problem: str, remedy: str) -> Iterat
 
 def format_value(value: object) -> str:
     """Format a setting's value as a person types it: null, true, 2 for 2.0, [a,b]."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, list):
         return f"[{','.join(map(format_value, value))}]"
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -10,8 +10,15 @@ from typing import Any
 PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 # Ranges of C1 controls, of signs that reverse the text, end lines or are invisible, and of lone surrogates.
 UNSEEN = (
-    *("\x80-\x9f", "\u061c", "\u200b", "\u200e-\u200f", "\u2028-\u202e"),
-    *("\u2060-\u206f", "\ufeff", "\ufff9-\ufffb", "\ud800-\udfff"),
+    "\x80-\x9f",
+    "\u061c",
+    "\u200b",
+    "\u200e-\u200f",
+    "\u2028-\u202e",
+    "\u2060-\u206f",
+    "\ufeff",
+    "\ufff9-\ufffb",
+    "\ud800-\udfff",
 )
 for signs in UNSEEN:
     PICTURES |= dict.fromkeys(range(ord(signs[0]), ord(signs[-1]) + 1), 0xFFFD)

@@ -47,8 +47,8 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     merges: list[tuple[str, str]] = []
     for token in ranks:
         halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
-        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        known = [pair for pair in halves if ranks.keys() >= {*pair}]
+        merges += sorted(known, key=lambda pair: [ranks[half] for half in pair])
 
     # The pattern, for their regex engine, Oniguruma, to which {1,3}+ is a repeated quantifier, not a possessive one.
     # {1,3} matches the same, because nothing after it matches a digit.

@@ -217,9 +217,7 @@ class Decide(Grid):
         several = [override for override in given.values() if override.is_sweep_override()]
         if several:
             raise SettingsError(f"{several[0].input_line} is more than one setting to compare under", "choose one")
-        seed = given.pop("seed").value() if "seed" in given else 1
-        if type(seed) is not int or seed < 0:
-            raise SettingsError(f"seed={seed} must be a whole number from 0, the seed of the first pair")
+        seed: Any = given.pop("seed").value() if "seed" in given else 1
         (settings,) = combinations(given.values())
         return settings, seed
 

@@ -142,7 +142,7 @@ def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config
     )
     for other in (dict(max_minutes=1.0), dict(max_flops=1e30)):
         assert "4.1 s for 7 steps" in plan_run(train_step, replace(config, max_steps=7, **other))
-    monkeypatch.setattr(plan, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(plan, "memory_of", lambda device: (1000, 10**9))
     report = plan_run(train_step, config)
     assert report.endswith("too much for the 1 kB free on cpu: lower micro_batch_size or the model")
 
@@ -259,7 +259,7 @@ def test_memory_that_runs_out_later_names_the_checkpoint_to_go_on_from(train_con
     ids=str,
 )
 def test_a_size_that_no_memory_holds_is_refused_at_once(train_config, monkeypatch, settings, remedy, dry_run):
-    monkeypatch.setattr(training.start, "memory_of", lambda device: 8 * 10**9)
+    monkeypatch.setattr(training.start, "memory_of", lambda device: (0, 8 * 10**9))
     monkeypatch.setattr(training.start, "prepare", lambda *given, **named: pytest.fail("prepared"))
     sizes = {"batch_size": settings} if settings == 10**9 else {"model": replace(train_config.model, **settings)}
     with pytest.raises(SettingsError, match=remedy):
@@ -278,7 +278,7 @@ def test_what_fits_is_not_refused_and_what_does_not_by_a_byte_is(monkeypatch):
         (state - 1, 1, r"parameters .* need at least .* lower model\.n_layer=4, model\.n_embd=128"),
         (state // 2 + 8 * window, 2, "micro_batch_size|n_layer"),
     ]:
-        monkeypatch.setattr(training.start, "memory_of", lambda device, memory=memory: memory)
+        monkeypatch.setattr(training.start, "memory_of", lambda device, memory=memory: (0, memory))
         ranks, asked = Ranks(size=size), config
         if refused is None:
             refuse_too_large(asked, CPU, ranks)

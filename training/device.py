@@ -22,8 +22,14 @@ NO_MEMORY = (
     "ALLOC_FAILED",  # of cuBLAS and cuDNN
 )
 # GPUs by their data sheets: dense bf16 (T4, V100: fp16) FLOP/s, and bytes of memory.
-DEVICES = {"t4": (65e12, 16e9), "v100": (125e12, 32e9), "a100": (312e12, 80e9)}
-DEVICES |= {"h100": (989e12, 80e9), "h200": (989e12, 141e9), "b200": (2250e12, 180e9)}
+DEVICES = {
+    "t4": (65e12, 16e9),
+    "v100": (125e12, 32e9),
+    "a100": (312e12, 80e9),
+    "h100": (989e12, 80e9),
+    "h200": (989e12, 141e9),
+    "b200": (2250e12, 180e9),
+}
 # AMD's architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
 AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 

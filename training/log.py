@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from common.errors import first_line
@@ -117,12 +116,7 @@ class Loggers:
         self.last_report = (self.run.progress.step, time.perf_counter())
         return self
 
-    def __exit__(
-        self,
-        kind: type | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, *trace: object) -> None:
         self._call("on_end", error)
 
     def on_step(self, **measured: float) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from weakref import finalize
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +28,7 @@ from data.tokenizer import make_tokenizer
 from model.cpu import keep_freed_memory
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
-from model.size import cache_bytes_per_token, count_parameters, flops_per_token, without_weights
+from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
 from training.config import TrainConfig
 from training.device import DEVICES, choose_device, choose_precision, fast_products
 from training.distributed import Ranks, with_recompute
@@ -203,7 +202,7 @@ def here(
     precision = choose_precision(config.precision, device)
     micro = config.micro_batch_size or config.batch_size
     memory = predict_memory(train_step, config, micro, precision, on_gpu=device.type == "cuda")
-    free = free_memory(device)
+    free, _ = memory_of(device)
     lines = [str(memory)]
     if device.type == "cpu":
         # At most 1.74 times as much was measured, with glibc and keep_freed_memory().
@@ -299,13 +298,6 @@ def with_width(config: TrainConfig, width: int) -> TrainConfig:
         n_inner=None,
     )
     return replace(config, model=model)
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device; for a CPU those of the RAM."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
 
 
 def seconds_per_step(

@@ -78,9 +78,7 @@ class Wandb(Logger):
             if page.is_file():
                 self.session.log({"report": wandb.Html(str(page), inject=False)}, step=self.run.progress.step)
         finally:
-            # Without finish() wandb's process would stay. It gets the code with which this process ends: that of
-            # SystemExit, 1 for another error, 0 for none.
-            code = error.code if isinstance(error, SystemExit) else error is not None
-            self.session.finish(exit_code=int(code) if isinstance(code, int) else 1)
+            # Without finish() wandb's process would stay.
+            self.session.finish(exit_code=int(error is not None))
         offline = f"wandb sync {shlex.quote(str(self.run.directory / 'wandb'))}/offline-run-*-{self.session.id}*"
         log.info("wandb     %s", offline if self.session.offline else self.session.url)
