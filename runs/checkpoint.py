@@ -183,7 +183,7 @@ def read_meta(path: Path) -> Meta:
     """Return a checkpoint's meta.json; CheckpointError if it is missing, damaged or too old."""
     if not (path / "meta.json").is_file():
         problem = f"checkpoint={path} is not a checkpoint (it has no meta.json)"
-        raise CheckpointError(problem, "give a run directory or one of its checkpoints/step_N")
+        raise CheckpointError(problem, "give a run directory or a checkpoint; export.py import_from= makes one")
     with readable(path):
         content = json.loads((path / "meta.json").read_bytes())
         version = content["format_version"]

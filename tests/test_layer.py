@@ -197,6 +197,7 @@ def test_a_forms_weights_keep_their_names_and_their_order(form):
 
 @pytest.mark.parametrize("modifier", MODIFIERS)
 def test_a_modifiers_weights_keep_their_names_and_follow_those_of_the_layer(modifier):
+    assert modifier in WEIGHTS_OF_MODIFIERS, "add its weights' names above: checkpoints have them"
     norms = () if modifier == "joint_norm" else QK_NORM
     own = tuple(f"modifiers.{modifier}.{name}" for name in WEIGHTS_OF_MODIFIERS[modifier])
     assert tuple(check.make_layer(f"sdpa+{modifier}").state_dict()) == (*PROJECTIONS, *norms, *own)
