@@ -159,8 +159,7 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
     shaping = ("model.", "tokenizer.", "optimizer.name")
     shaped = [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]
     if shaped:
-        remedy = f"leave these out, or begin a new run with {hydra_quoted('init_from', settings['resume'])}"
-        raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
+        raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", "leave these out, or begin a new run")
     if not settings["allow_changes"]:
         raise SettingsError(sentence, "restore these, or set allow_changes=true to continue with the new ones")
     log.warning("%s.", sentence)

@@ -103,7 +103,11 @@ def read_jobs(sweep: Path) -> list[Job]:
     jobs = []
     for folder, record in sorted(found.items(), key=lambda pair: (pair[1].number, pair[0])):
         pairs = [override.lstrip("+~").partition("=") for override in record.overrides]
-        settings = {name: shortened(value) for name, _, value in pairs}
+        # Write 10000000000.0, as Hydra has it for 1e10, as 1e+10.
+        settings = {
+            name: f"{float(value):g}" if re.fullmatch(r"[0-9]{1,3}0{6,30}\.0", value) else value
+            for name, _, value in pairs
+        }
         summary = summary_of(folder, record.reason, is_going_on)
         jobs.append(Job(folder, folder.relative_to(sweep).as_posix(), settings, summary))
     return jobs
@@ -132,8 +136,9 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
         return summary
     # The last row of metrics.jsonl may be later than summary.json.
     for row in read_metrics(folder / "metrics.jsonl")[-1:]:
-        known = ("step", "tokens", "seconds")
-        summary = replace(summary, **{name: row[name] for name in known if is_number(row.get(name))})
+        summary = replace(
+            summary, **{name: row[name] for name in ("step", "tokens", "flops", "seconds") if is_number(row.get(name))}
+        )
     if is_locked(folder / ".lock"):
         return summary
     return replace(summary, status="stopped", reason=f"ended without a word after step {summary.step or 0}")
@@ -143,11 +148,6 @@ def settings_of(run: Path) -> list[str]:
     """Return a run's settings as NAME=VALUE, but for its folders and its loggers."""
     own = tuple(f"{group}." for group in (*OF_THIS_INVOCATION, "wandb", "data.cache_dir"))
     return [f"{name}={value}" for name, value in written_settings(run).items() if not f"{name}.".startswith(own)]
-
-
-def shortened(value: str) -> str:
-    """Return 10000000000.0, as Hydra writes a value of 1e10, as 1e+10."""
-    return f"{float(value):g}" if re.fullmatch(r"[0-9]{1,3}0{6,30}\.0", value) else value
 
 
 def swept_settings(jobs: list[Job]) -> list[str]:

@@ -237,7 +237,10 @@ def test_a_norms_result_has_the_type_of_its_input_whatever_its_weights(name):
 
 
 def test_norms_compute_in_the_type_of_their_input():
-    for norm, plain in ((RMSNorm(24, eps=1e-3), nn.RMSNorm(24, eps=1e-3)), (LayerNorm(24), nn.LayerNorm(24))):
+    pairs = ((RMSNorm(24, eps=1e-3), nn.RMSNorm(24, eps=1e-3)), (LayerNorm(24), nn.LayerNorm(24)))
+    made = {type(make(GPTConfig(vocab_size=9))) for make in NORMS.values()}
+    assert made == {type(norm) for norm, _ in pairs}, "add the new norm to the pairs, with its formula"
+    for norm, plain in pairs:
         for parameter in norm.parameters():
             nn.init.normal_(parameter)
         plain.load_state_dict(norm.state_dict())

@@ -55,6 +55,7 @@ def test_rows_and_the_summary_say_what_was_spent_and_begin_anew_with_a_new_run(t
     assert [(row["tokens"], row["seconds"], row.get("tokens_per_s")) for row in rows] == [
         *((128, 1.0, 128.0), (256, 3.0, 64.0), (384, 504.0, None), (512, 512.0, 16.0))
     ]
+    assert [row["flops"] for row in rows] == [row["tokens"] * flops_per_token(run.model) for row in rows]
     assert "left" not in (run_dir / "report.jsonl").read_text()
     assert (summary.tokens_per_s, summary.seconds, summary.flops) == (64.0, 512.0, 512 * flops_per_token(run.model))
     assert summary.peak_memory_mb == pytest.approx(peak_memory(torch.device("cpu")) / 1e6, rel=0.2)

@@ -13,6 +13,7 @@ from training.config import OptimizerConfig, ScheduleConfig
 from training.distributed import Ranks
 from training.optimizer import (
     OPTIMIZERS,
+    SCHEDULES,
     AdamW,
     Muon,
     load_optimizer_state,
@@ -239,6 +240,14 @@ def test_a_schedule_climbs_stays_and_falls_to_its_end(settings, factors):
 def test_a_warm_up_that_nobody_typed_is_at_most_a_tenth_of_the_run(name, steps, warmup):
     factors = [schedule_factor(ScheduleConfig(name=name), step, 0.0, steps) for step in (0, warmup - 1, warmup)]
     assert factors == pytest.approx([1 / (warmup + 1), warmup / (warmup + 1), 1])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_1_after_its_warm_up_and_never_climbs_or_leaves_its_bounds(name):
+    for warmup in (0, 10):
+        schedule = ScheduleConfig(name=name, warmup_steps=warmup, final_factor=0.1)
+        factors = [schedule_factor(schedule, step, step / 100) for step in range(warmup, 101)]
+        assert factors[0] == 1 and factors == sorted(factors, reverse=True) and factors[-1] >= 0.1 - 1e-9
 
 
 def test_a_decay_by_the_clock_begins_after_the_warm_up_and_never_climbs_again():

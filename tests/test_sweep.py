@@ -122,7 +122,7 @@ def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_mar
     put_job(tmp_path, 1, "seed=1", status="stopped", val_bpb=0.5)
     put_job(tmp_path, 2, "seed=2", val_bpb=1.5)
     killed = put_job(tmp_path, 3, "seed=3", status="running", val_bpb=0.4)  # no process has its lock
-    (killed / "metrics.jsonl").write_text('{"step": 12}\n')  # after summary.json
+    (killed / "metrics.jsonl").write_text('{"step": 12, "flops": 3e9}\n')  # after summary.json
     put_job(tmp_path, 4, "seed=4", status="running", step=None)
     (tmp_path / "4/summary.json").unlink()
     with ExitStack() as stack:
@@ -133,6 +133,7 @@ def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_mar
         results = [row[-1] for row in cells(text)[1:]]
         lock_run(tmp_path, stack)  # a job without a step prepares its text
         assert [job.status for job in read_jobs(tmp_path)[3:5]] == ["stopped", "running"]
+        assert (read_jobs(tmp_path)[3].summary.step, read_jobs(tmp_path)[3].summary.flops) == (12, 3e9)
     assert results[:2] == ["1.5000", "0.4000 (stopped, step 12)"]
     assert results[2:4] == ["0.5000 (stopped, step 10)", "0.6000 (running, step 10)"]
     assert results[4:] == ["– (stopped, step 0)", "`failed: n_head=3 does not divide ¦ 64`"]

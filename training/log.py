@@ -152,7 +152,9 @@ class Loggers:
     def _row(self, **values: Any) -> Row:
         run = self.run
         step = run.progress.step
-        row = {"step": step, "tokens": step * run.config.tokens_per_step, "seconds": round(run.seconds, 3)} | values
+        tokens = step * run.config.tokens_per_step
+        flops = tokens * flops_per_token(run.model)
+        row = {"step": step, "tokens": tokens, "flops": flops, "seconds": round(run.seconds, 3)} | values
         if run.progress.skipped:
             row["skipped"] = run.progress.skipped
         self.rows.append(row)
