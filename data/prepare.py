@@ -8,13 +8,11 @@ import json
 import math
 import sys
 import time
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import accumulate, chain, islice, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +44,9 @@ BPE_CHARACTERS = 2_000
 AT_ONCE = 100
 # Characters of a job, enough that handing it to a thread takes little of its time.
 JOB = 1 << 16
-# Characters at the beginning of a text that decide which hashes are held out. A shorter text stays in memory.
+# Characters at the beginning of a text of which bpe's sample is drawn. A shorter text stays in memory.
 HEAD = 32_000_000
-# Counters of documents and their copies. They bound the memory; so many that two documents rarely share one.
+# Counters of the characters of documents with the same hash. They bound the memory.
 COUNTERS = 1 << 20
 # The largest share of the validation text for one document and its copies, lest it decide the loss.
 LONGEST_SHARE = 1 / 30
@@ -156,31 +154,23 @@ class Split:
     The documents with the lowest hashes are held out. So names and order do not matter, and copies are on one side.
     Never held out is a document that, with its copies, is longer than 1/30 of the validation text: it would decide the
     loss. If the others are less than twice `fraction` of the text, the end of every document is held out instead.
-    The constructor reads the text, and the first HEAD characters of a longer one before.
+    The constructor reads the text; of a longer one than HEAD it reads the beginning before.
     """
 
     def __init__(self, source: Source, fraction: float) -> None:
         self.source = source
         self.head, self.size = _beginning(source.documents())
-        # One of two rules is set below: hold out documents up to this hash, or all but the first characters of each.
-        self.highest = -1
-        self.kept: list[int] = []
-        # Sum the lengths of documents and their copies in the whole text.
+        # Sum the lengths of documents and their copies.
         copies = np.zeros(COUNTERS, np.int64)
         for number, length in _hashes(self.documents()):
-            copies[number % COUNTERS] += length
-        self.frequent = copies > copies.sum() * fraction * LONGEST_SHARE
-        # Hold out the head's documents in the order of their hashes until that is enough, otherwise the end of each.
-        sizes: Counter[int] = Counter()
-        for number, length in _hashes(self.head):
-            if not self.frequent[number % COUNTERS]:
-                sizes[number] += length
-        free = sorted(sizes)
-        sums = list(accumulate(sizes[number] for number in free))
-        wanted = self.size * fraction
-        if free and sums[-1] >= 2 * wanted:
-            self.highest = free[bisect_left(sums, wanted)]
-        else:
+            copies[number] += length
+        wanted = copies.sum() * fraction
+        free = np.where(copies > wanted * LONGEST_SHARE, 0, copies)
+        # Hold out documents in the order of their hashes until that is enough, otherwise the end of each.
+        self.held_out = (free > 0) & (free.cumsum() - free < wanted)
+        self.kept: list[int] = []
+        if free.sum() < 2 * wanted:
+            self.held_out[:] = False
             self.kept = [length - int(length * fraction) for _, length in _hashes(self.documents())]
 
     def documents(self) -> Iterable[Iterable[str]]:
@@ -192,8 +182,7 @@ class Split:
         for document, kept in zip(documents, self.kept or repeat(sys.maxsize), strict=False):
             texts = iter(document)
             first = next(texts, "")
-            number = _hash(first)
-            if number <= self.highest and not self.frequent[number % COUNTERS]:
+            if self.held_out[_hash(first)]:
                 kept = 0
             # Cut the document after the first `kept` characters, and the piece in which they end.
             position = 0
@@ -241,7 +230,8 @@ def _hashes(documents: Iterable[Iterable[str]]) -> Iterator[tuple[int, int]]:
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    """Return a hash below COUNTERS."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:5], 16)
 
 
 def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -389,6 +389,7 @@ def test_the_check_of_an_own_layer_that_cannot_be_made_ends_in_a_sentence(tmp_pa
         "y + y.unflatten(2, (-1, 32)).mean(3).repeat_interleave(32, 2) if y.size(2) % 32 == 0 else y",
         "torch.where(even, y + y.roll(-1, 2), y)",
         "torch.where(even, y, y + torch.nn.functional.pad(y[:, :, 1:], (0, 0, 0, 1)))",
+        "y if len(y) < 3 else y + y.roll(-1, 2)",
     ],
 )
 def test_a_leak_between_few_tokens_or_in_long_blocks_is_found(result, tmp_path):

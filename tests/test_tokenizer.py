@@ -162,3 +162,5 @@ def test_gzips_bits_are_of_the_text_without_the_marks_between_documents():
     marked = np.array([encoding.eot_token, *text[:2500], encoding.eot_token, *text[2500:]])
     assert gzip_bits(encoding, marked) == 8 * len(zlib.compress(bytes(text), 9)) / 5000 > 6
     assert gzip_bits(encoding, marked[:1]) > 0, "a validation text of a mark alone"
+    noise = np.random.default_rng(0).integers(0, 256, 1_500_000).astype(np.uint16)
+    assert 3.9 < gzip_bits(encoding, np.concatenate((np.zeros_like(noise), noise))) < 4.1, "half of it is noise"

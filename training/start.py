@@ -226,7 +226,7 @@ def try_code(config: TrainConfig) -> None:
         settings = replace(config.model.at(layer), vocab_size=FEWEST_IDS)
         torch.manual_seed(0)
         tried = moved_layer(settings)
-        x = torch.randn(1, length, settings.n_embd)
+        x = torch.randn(3, length, settings.n_embd)
         refuse_leak(name, tried, x)
         untrained = unreached(tried, x)
         if untrained:
@@ -238,9 +238,9 @@ def try_code(config: TrainConfig) -> None:
 def try_trained(run: Run) -> None:
     """Raise SettingsError if layers with a person's file have learned to see later tokens."""
     if run.config.code:
-        text = first_sequences(run.model, run.data)[0][:1]
+        texts, _ = first_sequences(run.model, run.data)
         with eval_mode(run.model):
-            refuse_leak(run.config.model.attention, run.model.hidden, text)
+            refuse_leak(run.config.model.attention, run.model.hidden, texts)
 
 
 def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:

@@ -223,13 +223,13 @@ def largest_error(pairs: Pairs, dtype: torch.dtype) -> float:
 
 
 @torch.no_grad()
-def refuse_leak(attention: str, function: Callable[[Tensor], Tensor], text: Tensor) -> None:
+def refuse_leak(attention: str, function: Callable[[Tensor], Tensor], texts: Tensor) -> None:
     """Raise SettingsError if later tokens change earlier results of a layer or a model.
 
-    From some eight positions on, the tokens of text (1, T, …) give way to others. function: returns (1, T, C).
+    From some eight positions on, the tokens of texts (B, T, …) give way to others. function: returns (B, T, C).
     """
-    step = text.shape[1] // 8 | 1  # odd and even positions, for layers that join tokens in pairs
-    for changed, y in with_other_ends(function, text, text.flip(1), step):
+    step = texts.shape[1] // 8 | 1  # odd and even positions, for layers that join tokens in pairs
+    for changed, y in with_other_ends(function, texts, texts.flip(1), step):
         if (changed - y).abs().max() > 1e-4:
             problem = f"attention={attention} lets later tokens change earlier positions"
             raise SettingsError(problem, "correct it, for a layer that sees the future wins every comparison")
