@@ -184,8 +184,9 @@ class TokenDataset:
         return token_bytes(self.tokenizer)
 
     def validation_tokens(self, block_size: int, max_tokens: int) -> int:
-        """Return the number of tokens that an evaluation of at most `max_tokens` reads."""
-        return min(max_tokens, len(self.val))
+        """Return the number of targets that an evaluation of at most `max_tokens` scores."""
+        targets = len(self.val) - 1
+        return targets if targets <= max_tokens else max(1, max_tokens // block_size) * block_size
 
     def check(self, block_size: int) -> None:
         """Raise DataError if a split is shorter than one sequence."""

@@ -98,5 +98,5 @@ os.rename = os.replace
 os.unlink = os.remove = checked(os.unlink, refuse_if_open)
 io.open = builtins.open = checked(io.open, refuse_proc)
 memory = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=700_000_000))
-total = SimpleNamespace(total=16_000_000_000)
+total = SimpleNamespace(available=8_000_000_000, total=16_000_000_000)
 sys.modules["psutil"] = SimpleNamespace(virtual_memory=lambda: total, Process=lambda: memory)

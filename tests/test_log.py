@@ -238,7 +238,7 @@ def test_a_long_validation_text_is_scored_in_part_saying_so_with_the_error_over_
         part = evaluate(run.model, run.data, 16, 8, run.autocast, max_tokens=half)
         assert half - 16 < part.tokens <= half
         assert part.bpb == pytest.approx(whole.bpb, rel=0.02) and part.bpb_stderr > 0
-        assert f"({half:,} in the last evaluation)" in "\n".join(describe(run.config, run.data, run.model))
+        assert f"({part.tokens:,} in the last evaluation)" in "\n".join(describe(run.config, run.data, run.model))
 
 
 def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(documents):

@@ -419,7 +419,9 @@ def test_batches_are_windows_of_the_training_text_and_evaluations_cover_the_rest
     if mask:
         first = validation[0]
         assert np.array_equal(first.doc_starts[0][first.inputs[0] == 256], np.flatnonzero(first.inputs[0] == 256))
-    assert data.validation_tokens(64, 100) == 100 and data.validation_tokens(64, 10**9) == len(data.val)
+    for most in (1, 100, 128, len(data.val) - 2, len(data.val) - 1, 10**9):
+        scored = sum(batch.targets.size for batch in data.validation(64, 4, most))
+        assert data.validation_tokens(64, most) == scored
     assert (data.targets(64), data.vocab_size, data.token_bytes().sum()) == (64, 257, 256)
 
 
