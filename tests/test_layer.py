@@ -67,6 +67,11 @@ def broken(**changes):
     return lambda q, k, v, **arguments: matmul(q, k, v, **arguments | changes)
 
 
+def longer(attend):
+    """Broken in texts of more than the three tokens of the trial."""
+    return lambda q, k, v, **arguments: (attend if k.shape[-2] > 3 else matmul)(q, k, v, **arguments)
+
+
 def top_left(q, k, v, **arguments):
     if arguments["is_causal"]:
         arguments |= {"mask": torch.ones(q.shape[-2], k.shape[-2]).tril(), "is_causal": False}
@@ -78,9 +83,11 @@ def top_left(q, k, v, **arguments):
     [
         (broken(scale=0.9 / 8**0.5), "value+grad"),
         (lambda q, k, v, **arguments: matmul(q, k, v.detach(), **arguments), "value+grad"),
+        (longer(lambda *qkv, **arguments: matmul(*qkv, **arguments) * torch.nan), "value+grad"),
         (broken(is_causal=False), "future"),
         *((broken(is_causal=True, mask=None), check) for check in ("padding", "document")),
         (top_left, "cache"),
+        (longer(broken(dropout_p=0.1)), "cache"),
     ],
 )
 def test_a_broken_attention_is_noticed_and_one_with_a_kink_passes(monkeypatch, attend, noticed_by):

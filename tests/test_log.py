@@ -259,8 +259,8 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
         run.progress.evaluated, run.progress.metrics = 20, {"val_loss": 2.5, "val_tokens": 100}
         run.progress.step = 200
         for changed, remedies in (
-            ({}, "add text or train fewer steps, or set model.dropout=0.2"),
-            ({"dropout": 0.1}, "add text or train fewer steps"),
+            ({}, "add text, train fewer steps, set model.dropout=0.2, or lower eval_interval to catch the best"),
+            ({"dropout": 0.1}, "add text, train fewer steps, or lower eval_interval to catch the best"),
         ):
             run.config = replace(run.config, eval_interval=10, model=replace(run.config.model, **changed))
             Terminal(run).log_result()

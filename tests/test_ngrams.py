@@ -74,13 +74,14 @@ def test_tables_are_counted_apart_begin_small_and_are_left_to_adamw(train_config
     close(model.ngrams.tables[1].weight.std(), torch.tensor(0.02), rtol=0.05, atol=0)
     assert [id(p) for p in split_parameters(model)["embeddings"][1:]] == [id(p) for p in model.ngrams.parameters()]
     planned = plan_run(train_step, replace(train_config, model=replace(train_config.model, **TABLES), dry_run=True))
-    assert "ngrams 3,392" in planned
+    assert "ngrams 3,392" in planned and "(3,392 in tables of n-grams)" in planned
 
 
 def test_a_run_says_what_a_token_reads_and_keeps_the_sizes(train_config, tmp_path, caplog):
     config = replace(train_config, model=replace(train_config.model, **TABLES), sample_tokens=0, max_steps=1)
     caplog.set_level("INFO", "tinygpt")
     train(config)
+    assert "in tables of n-grams)" in caplog.text
     assert load_checkpoint(tmp_path / "run" / "checkpoints" / "step_1").model.config.ngrams == [2, 4]
 
 

@@ -99,6 +99,7 @@ class Loggers:
         """more: functions of the run and its earlier rows that return loggers from other packages."""
         self.run = run
         self.rows = read_metrics(run.directory / "metrics.jsonl") if run.progress.step else []
+        self.flops_per_token = flops_per_token(run.model)
         self.loggers: list[Logger] = []
         if run.ranks.is_first:
             self.loggers = [MetricsFile(run), SummaryFile(run, self.rows), *(logger(run, self.rows) for logger in more)]
@@ -153,7 +154,7 @@ class Loggers:
         run = self.run
         step = run.progress.step
         tokens = step * run.config.tokens_per_step
-        flops = tokens * flops_per_token(run.model)
+        flops = tokens * self.flops_per_token
         row = {"step": step, "tokens": tokens, "flops": flops, "seconds": round(run.seconds, 3)} | values
         if run.progress.skipped:
             row["skipped"] = run.progress.skipped

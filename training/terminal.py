@@ -125,13 +125,15 @@ class Terminal(Logger):
             remedy = f"Every token was new: lower optimizer.lr={config.optimizer.lr:g}"
             if epochs(config, data, progress.step) > 1:
                 remedy = by_heart(config)
+                if progress.best_step <= config.eval_interval:
+                    remedy += ", or lower eval_interval to catch the best"
             log.warning("after its best step the loss rose; sample.py takes that step's checkpoint. %s", remedy)
 
 
 def by_heart(config: TrainConfig) -> str:
     """Return the remedies for a text that the model learns by heart."""
-    remedies = "The model learns its text by heart: add text or train fewer steps"
-    return remedies if config.model.dropout else f"{remedies}, or set model.dropout=0.2"
+    remedies = "The model learns its text by heart: add text, train fewer steps"
+    return remedies if config.model.dropout else f"{remedies}, set model.dropout=0.2"
 
 
 def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
@@ -164,11 +166,12 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
 
     # Describe the model. The heads are counted in a layer, because some forms have one for any n_head.
     parts = count_parameters(model)
+    tables = f" ({parts['ngrams']:,} in tables of n-grams)" if parts["ngrams"] else ""
     in_blocks = sum(p.numel() for p in model.blocks.parameters())
     blocks = f"{plural(config.model.n_layer, 'block')} of {plural(model.attentions[0].n_head, 'head')}"
     return [
         *lines,
-        f"model     {parts.total():,} parameters, {in_blocks:,} of them in {blocks} "
+        f"model     {parts.total():,} parameters{tables}, {in_blocks:,} of them in {blocks} "
         f"({config.model.attention}), {config.model.n_embd} wide",
         f"run       {length}",
     ]
