@@ -3,9 +3,7 @@
 Torch is imported only where with_torch() is called: most mistakes in settings are answered before.
 """
 
-import functools
 import logging
-import operator
 import os
 import re
 import sys
@@ -114,7 +112,7 @@ def register_schema(inherited: dict[str, Any]) -> None:
     # short_id ends the names of new sweeps' folders: two sweeps that start in the same second need one each.
     OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
     # Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${floordiv:${max_steps},0.5}.
-    OmegaConf.register_new_resolver("floordiv", lambda *n: int(functools.reduce(operator.floordiv, n)), replace=True)
+    OmegaConf.register_new_resolver("floordiv", lambda a, b: int(float(a) // float(b)), replace=True)
     ConfigStore.instance().store(name="train_schema", node=literal(asdict(TrainConfig())))
     ConfigStore.instance().store(name="inherited", node=literal(inherited))
 

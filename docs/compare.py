@@ -6,7 +6,6 @@ columns.
 """
 
 import csv
-import re
 import statistics
 import sys
 from collections import defaultdict
@@ -105,6 +104,8 @@ class VariantResult:
 
     variant: str
     size: str
+    is_complete: bool
+    """Whether all seeds have a pair."""
     differences: dict[str, Estimate]
     """The variant's bits per byte less the baseline's, by MATCHINGS: at equal tokens, …"""
     cells: dict[str, str]
@@ -120,22 +121,25 @@ class Comparison:
     """
 
     def __init__(self, folder: Path) -> None:
+        if (folder / "decide.json").exists():
+            problem = f"{folder} is of hydra/sweeper=decide, and a t-test after every pair is often wrong"
+            raise SettingsError(problem, "read its decide.md")
         jobs = recorded_jobs(folder)
         if not jobs:
             problem = f"{folder} holds no sweep (no job.json in its folders)"
             raise SettingsError(problem, "give the folder that -m made")
         names = variants(jobs)
-        # The baseline is the variant of the first job. hydra/sweeper=decide runs its jobs in random order, and names
-        # the baseline's folders SEED-0.
-        firsts = (name for name, job in zip(names, jobs, strict=True) if re.fullmatch("[0-9]+-0", job.name))
-        self.baseline = next(firsts, names[0])
+        self.baseline = names[0]
         steps = jobs[0].settings.get("max_steps", "")
 
-        # Sort the jobs by size, variant and length, then by rate and seed.
+        # Sort the jobs by size, variant and length, then by rate and seed. All seeds count, those of failed jobs too.
         runs: Any = defaultdict(lambda: defaultdict(dict))
+        self.seeds: dict[str, set[str]] = defaultdict(set)
         for name, job in zip(names, jobs, strict=True):
+            size, length, rate, seed = (job.settings.get(each, "") for each in (SIZE, "max_steps", RATE, "seed"))
+            if length == steps:
+                self.seeds[size].add(seed)
             if job.status == "failed" or (job.status == "finished" and job.summary.val_bpb):
-                size, length, rate, seed = (job.settings.get(each, "") for each in (SIZE, "max_steps", RATE, "seed"))
                 runs[size, name, length][rate][seed] = job
 
         # Pick each seed's result at the best rate, for the baseline at every length.
@@ -154,7 +158,8 @@ class Comparison:
                 problem = f"{folder}: the baseline, {self.baseline}, is finished for {count} seeds{at(size)}"
                 raise SettingsError(problem, "let it finish two or more")
         self.measured = read_measured(folder / "measured.csv")
-        self.notes: list[str] = []
+        counts = sorted({len(seeds) for seeds in self.seeds.values()})
+        self.notes = [f"Seeds of a variant: {', '.join(map(str, counts))}."]
         self.laws = {size: self.law(size) for size in self.sizes}
 
     def law(self, size: str) -> Law | None:
@@ -198,8 +203,11 @@ class Comparison:
         picks = self.picks[size, variant]
         base = self.picks[size, self.baseline]
         seeds = [seed for seed in base if seed in picks]
-        if len(seeds) < len(base):
-            self.notes.append(f"Not finished: {variant}{at(size)}, {len(seeds)} of {len(base)} seeds.")
+        # A variant without its worst seeds looks better, so it cannot win.
+        is_complete = len(seeds) == len(self.seeds[size])
+        if not is_complete:
+            left = f"{len(seeds)} of {len(self.seeds[size])} seeds have a pair of finished runs"
+            self.notes.append(f"Failed or not finished: {variant}{at(size)}; {left}. It neither wins nor loses.")
         if len(seeds) < 2:
             return None
 
@@ -207,7 +215,7 @@ class Comparison:
         used = [picks[seed] for seed in seeds]
         plain = Estimate.of([picks[seed].bpb - base[seed].bpb for seed in seeds])
         mean = statistics.fmean(pick.bpb for pick in used)
-        row = VariantResult(variant, size, {"tokens": plain}, {"val bpb": f"{mean:.4f}"})
+        row = VariantResult(variant, size, is_complete, {"tokens": plain}, {"val bpb": f"{mean:.4f}"})
         self.add_costs(row, plain, flops_per_token(picks) / flops_per_token(base))
 
         # Add the learning rates, if they are swept, and measured figures.
@@ -295,8 +303,9 @@ def verdict(rows: Sequence[VariantResult], sizes: int) -> str:
 
     def holds(name: str, sign: int) -> bool:
         known = [(row.holm[name], row.differences[name].mean * sign) for row in rows if name in row.holm]
-        return len(known) == sizes and all(p < DECIDED and ahead > 0 for p, ahead in known)
+        return len(known) == sizes and all(p < DECIDED and ahead > 0 for p, ahead in known) and is_complete
 
+    is_complete = all(row.is_complete for row in rows)
     found = {word: [name for name in MATCHINGS if holds(name, sign)] for word, sign in (("wins", -1), ("loses", 1))}
     return "; ".join(f"{word} at equal {', '.join(names)}" for word, names in found.items() if names) or "undecided"
 

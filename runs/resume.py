@@ -36,6 +36,7 @@ MAY_CHANGE_ON_RESUME = (
     "max_skipped_steps",
     "log_interval",
     "eval_interval",
+    "eval_tokens",
     "eval_batch_size",
     "checkpoint_interval",
     "keep_checkpoints",

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -47,6 +48,13 @@ class Summary:
     val_accuracy: float | None = None
     val_tokens: float | None = None
     """The number of targets, or answers, of these figures."""
+
+    @property
+    def scored(self) -> float | None:
+        """The bytes of text behind these figures; in a task the answers."""
+        if self.val_bpb and self.val_loss and self.val_tokens:
+            return round(self.val_loss * self.val_tokens / self.val_bpb / math.log(2))
+        return self.val_tokens
 
 
 @dataclass

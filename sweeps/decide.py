@@ -154,7 +154,7 @@ class Decide(Grid):
                     self.run_pairs(pair, undecided)
         failed = sum(each.verdict.startswith(FAILED) for each in comparisons)
         if failed:
-            problem = f"{failed} of {len(comparisons)} variants stay undecided, because a job failed"
+            problem = f"{failed} of {len(comparisons)} variants stay undecided, because a pair is missing"
             raise SettingsError(problem, f"the reasons are above and in {self.folder / 'decide.md'}")
 
     def check(self, arguments: list[str]) -> None:
@@ -332,6 +332,12 @@ class Decide(Grid):
         # A text in place of a summary is the reason of a failure.
         if isinstance(first, str) or isinstance(own, str):
             comparison.verdict = f"{FAILED}{first if isinstance(first, str) else own}"
+            return
+
+        # By default, runs of different lengths are scored on different parts of the validation text.
+        if self.metric.startswith("val_") and first.scored != own.scored:
+            counts = f"{first.val_tokens:,.0f} and {own.val_tokens:,.0f} targets"
+            comparison.verdict = f"{FAILED}seed {seed} was scored on different texts ({counts}): set eval_tokens"
             return
 
         # Add the pair, then judge all of them.

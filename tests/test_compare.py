@@ -180,10 +180,23 @@ def test_a_run_that_failed_counts_for_no_variant_and_not_for_the_baseline(tmp_pa
     for seed in SEEDS[1:]:
         change(tmp_path, {"model.n_embd": "96", "attention": "softcap", "seed": seed}, status="failed")
     text, rows = compare(tmp_path), table(tmp_path)
-    assert "Not finished: sdpa+gate at model.n_embd=64, 4 of 5 seeds." in text and ("softcap", "96") not in rows
+    left = "4 of 5 seeds have a pair of finished runs. It neither wins nor loses."
+    assert f"Failed or not finished: sdpa+gate at model.n_embd=64; {left}" in text and ("softcap", "96") not in rows
+    assert f"sdpa+gate at model.n_embd=96; {left}" in text and "Seeds of a variant: 5." in text  # a baseline failed
     for size in SIZES:
         found = rows["sdpa+gate", size]["effective compute ± seeds ± law"]
         assert float(found.split()[0]) == pytest.approx(1.5, rel=0.05)
+        assert rows["sdpa+gate", size]["at all sizes"] == "undecided", "without a seed, whatever the p of the others"
+
+
+def test_a_seed_that_failed_takes_the_win_from_a_variant_and_from_all_that_its_baseline_is_in(tmp_path):
+    for name, failed in (("all", None), ("own", "sdpa+gate"), ("baseline", "sdpa")):
+        put_sweep(folder := tmp_path / name, {"sdpa+gate": 1.5, "mla": 1 / 3})
+        change(folder, {"attention": failed, "seed": "1"}, status="failed")
+        compare(folder)
+        found = {variant: row["at all sizes"].split()[0] for (variant, _), row in table(folder).items()}
+        assert found["sdpa+gate"] == ("wins" if failed is None else "undecided")
+        assert found["mla"] == ("undecided" if failed == "sdpa" else "loses")
 
 
 def test_a_factor_is_extrapolated_beyond_the_lengths_of_its_own_size_which_must_be_five(tmp_path):
@@ -251,6 +264,10 @@ def test_equal_cost_moves_the_baseline_along_its_law():
 
 
 def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs/decide.json").touch()
+    with pytest.raises(SettingsError, match="is of hydra/sweeper=decide, and .* often wrong: read its decide.md"):
+        compare(tmp_path / "pairs")
     put_sweep(tmp_path / "one", {}, seeds=("1",))
     with pytest.raises(SettingsError, match=r"is finished for 1 seeds at model.n_embd=64: let it finish two or more"):
         compare(tmp_path / "one")

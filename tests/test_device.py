@@ -280,7 +280,7 @@ def test_a_run_that_has_learned_its_text_by_heart_is_told_to_add_text(train_conf
     rates = OptimizerConfig(lr=1e-12, embedding_lr=None, lm_head_lr=None)
     train(replace(train_config, data=data, max_steps=40, optimizer=rates, sample_tokens=0))
     assert "beyond 4 a model may learn the text by heart" in caplog.text
-    assert "no better than chance, ln 257 = 5.5491: The model learns its text by heart: add text" in caplog.text
+    assert "no better than chance, ln 257 = 5.5491: The model may learn its text by heart: add text" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -266,9 +266,19 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
             Terminal(run).log_result()
             assert caplog.messages[-1] == (
                 "after its best step the loss rose; sample.py takes that step's checkpoint. "
-                f"The model learns its text by heart: {remedies}"
+                f"The model may learn its text by heart: {remedies}"
             )
-        run.progress.step = 1
+        # Without a loss that rises there is nothing to say, unless nothing tells whether it rose.
+        run.progress.metrics = {"val_loss": 2.0, "val_tokens": 100}
+        epoch = len(run.data.train) / run.config.tokens_per_step
+        for passes, interval, told in ((5, 10**6, True), (5, 1, False), (3, 10**6, False)):
+            run.progress.step = round(passes * epoch)
+            run.config = replace(run.config, eval_interval=interval)
+            caplog.clear()
+            Terminal(run).log_result()
+            said = f"the only evaluation came after {passes}.0 epochs. The model may learn its text by heart: add text"
+            assert (said in caplog.text) == told
+        run.progress.step, run.progress.metrics = 1, {"val_loss": 2.5, "val_tokens": 100}
         Terminal(run).log_result()
         assert "Every token was new: lower optimizer.lr=" in caplog.messages[-1]
 

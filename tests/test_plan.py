@@ -1,6 +1,5 @@
 """dry_run's predictions hold; a run that does not fit names the setting to lower."""
 
-import bz2
 import re
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import training.start
 from common.errors import SettingsError
 from common.settings import from_arguments
 from data.config import DataConfig, TalesConfig
-from data.tales import tales
 from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -141,7 +139,7 @@ def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config
         train_step, replace(config, max_steps=None, max_minutes=1.0)
     )
     for other in (dict(max_minutes=1.0), dict(max_flops=1e30)):
-        assert "4.1 s for 7 steps" in plan_run(train_step, replace(config, max_steps=7, **other))
+        assert "5.2 s for 7 steps" in plan_run(train_step, replace(config, max_steps=7, **other))
     monkeypatch.setattr(plan, "memory_of", lambda device: (1000, 10**9))
     report = plan_run(train_step, config)
     assert report.endswith("too much for the 1 kB free on cpu: lower micro_batch_size or the model")
@@ -315,23 +313,18 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
         return parts.total() - parts["embedding"] - parts["lm_head"]
 
     assert weights(named.model.n_embd - 32) < 0.00691 * compute**0.59 < weights(named.model.n_embd)
-    bits = re.search(
-        r"([\d,]+) parameters, about ([\d,]+) steps, ([\d.]+) epochs, roughly ([\d.]+) bits/byte", lines[0]
-    )
+    bits = re.search(r"([\d,]+) parameters, about ([\d,]+) steps, ([\d.]+) epochs$", lines[0])
     model = without_weights(replace(named.model, vocab_size=257))
     assert int(bits[1].replace(",", "")) == count_parameters(model).total()
     steps = int(bits[2].replace(",", ""))
     assert steps == pytest.approx(compute / flops_per_token(model) / (8 * 16), rel=1e-3)
     assert float(bits[3]) == pytest.approx(steps * 8 * 16 / (0.96 * 4000 * 581), abs=0.1)
-    stories = "".join(tales(TalesConfig(count=500))).encode()
-    ease = (8 * len(bz2.compress(stories)) / len(stories) / 1.58) ** 0.5  # beside source code
-    assert float(bits[4]) == pytest.approx((1.5 + (compute / 3.9e11) ** -0.3) * ease, abs=0.051)
 
 
 def test_a_run_on_a_short_text_ends_after_four_epochs(train_config, monkeypatch):
     lines, named = sized(train_config, monkeypatch, 5, count=400)
     assert lines[2].strip() == "4 epochs end before max_minutes=5: more time may pay with model.dropout=0.2"
-    assert "for 5 minutes" in lines[0] and ", 4.0 epochs, " in lines[0]
+    assert "for 5 min and" in lines[0] and lines[0].endswith(", 4.0 epochs")
     assert named.max_minutes is None and f"about {named.max_steps:,} steps" in lines[0]
     dropout = replace(train_config, model=replace(train_config.model, dropout=0.1))
     assert len(sized(dropout, monkeypatch, 5, count=400)[0]) == 2, "which is learned by heart more slowly"

@@ -192,6 +192,8 @@ class TrainConfig:
     eval_interval: int = 150
     """Steps between evaluations. Each scores a fifth as many targets as these steps train on,
     16,384 to 524,288, spread over the validation text. The last one scores a fifth of all steps' targets."""
+    eval_tokens: int | None = None
+    """Most targets that every evaluation scores, for runs of different lengths to score the same ones."""
     eval_batch_size: int | None = None
     """Sequences in one forward pass of an evaluation; the number of training when null."""
     checkpoint_interval: int = 150
@@ -216,7 +218,7 @@ class TrainConfig:
         one_of("compile", self.compile, ("auto", "on", "off"))
         one_of("recompute", self.recompute, ("none", "block"))
         intervals = ("log_interval", "eval_interval", "checkpoint_interval")
-        sizes = ("batch_size", "micro_batch_size", "eval_batch_size")
+        sizes = ("batch_size", "micro_batch_size", "eval_batch_size", "eval_tokens")
         for name in (*intervals, *sizes, "max_steps", "max_skipped_steps", "keep_checkpoints"):
             at_least(name, getattr(self, name), 1)
         at_least("sample_tokens", self.sample_tokens, 0)

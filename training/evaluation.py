@@ -26,17 +26,12 @@ MOST_SCORED = 1 << 19
 def targets_scored(config: TrainConfig, steps: int | None = None) -> int:
     """Return the most targets that an evaluation scores, a function of the settings.
 
-    A fifth of the targets of eval_interval steps; in the last evaluation, given the run's `steps`, a fifth of all.
+    eval_tokens, or a fifth of the targets of eval_interval steps; in the last evaluation, given the run's `steps`, a
+    fifth of all.
     """
     # A forward pass takes a third of a step, so the evaluations take about a tenth of the time of a run.
-    interval = config.eval_interval
-    usual, last = (
-        min(max(FEWEST_SCORED, config.tokens_per_step * count // 5), MOST_SCORED) for count in (interval, steps or 0)
-    )
-    if steps is None:
-        return usual
-    # The last one scores no fewer than the others. A short run has no other, and it scores half of its training.
-    return max(usual, last) if steps > interval else min(last, config.tokens_per_step * steps // 2)
+    count = config.eval_interval if steps is None else steps
+    return config.eval_tokens or min(max(FEWEST_SCORED, config.tokens_per_step * count // 5), MOST_SCORED)
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """The plan of a run: its parameters, arithmetic, memory and time, here or on another GPU."""
 
-import bz2
 import itertools
 import math
 import shlex
@@ -40,11 +39,9 @@ from training.start import check_machine, open_data, refuse_too_large, with_voca
 from training.terminal import EPOCHS, describe, epochs
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
-# The laws of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
-# FLOP are SIZE · C^SIZE_POWER, and they reach FLOOR + (C / UNIT)^LOSS_POWER bits per byte on source code.
+# The law of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
+# FLOP are SIZE · C^SIZE_POWER.
 SIZE, SIZE_POWER = 0.00691, 0.59
-FLOOR, UNIT, LOSS_POWER = 1.5, 3.9e11, -0.3
-SOURCE_CODE = 1.58  # bits per byte of bz2 on source code, with which another text is compared
 MARGIN = 0.9  # share of a GPU's memory for a run: the allocator's gaps and libraries take the rest
 TrainStep = Callable[[Run, int], tuple[Tensor, Tensor]]
 """train_step(run, step) of train.py, an argument because no package imports a command."""
@@ -235,11 +232,9 @@ def size_lines(
     if minutes is None:
         return ["size      set max_minutes=30, or another time, to learn which size the time and the text deserve"]
 
-    # A sample tells how many bytes a token has, and how well the text can be compressed.
+    # A sample tells how many bytes a token has.
     sample = data.train[:300_000].tolist()
-    text = data.tokenizer.decode_bytes(sample)
-    token_size = len(text) / len(sample)
-    bits = 8 * len(bz2.compress(text)) / len(text)
+    token_size = len(data.tokenizer.decode_bytes(sample)) / len(sample)
 
     def is_too_small(width: int) -> bool:
         """Return whether the law's model, at this speed, is larger than this width's."""
@@ -254,9 +249,8 @@ def size_lines(
         widths = itertools.dropwhile(is_too_small, itertools.count(32, 32))
         chosen = with_width(config, next(widths))
         model = without_weights(chosen.model)
-        flops = flops_per_token(model)
         seconds, _ = measure(chosen)
-        rate = flops * config.tokens_per_step / seconds
+        rate = flops_per_token(model) * config.tokens_per_step / seconds
 
     # End the run before the model learns a short text by heart, unless dropout slows that down. Steps end it, for a
     # machine may become faster.
@@ -267,18 +261,15 @@ def size_lines(
         steps = most
         limit = f"max_steps={steps}"
 
-    # Predict the loss of the run, and write its command.
-    passes = epochs(config, data, steps)
-    compute = flops * token_size * len(data.train) * passes
-    # By the root, because texts differ less to a model than to bz2: a tenth too much for Shakespeare.
-    bpb = (FLOOR + (compute / UNIT) ** LOSS_POWER) * math.sqrt(bits / SOURCE_CODE)
+    # Write the run's command.
     names = ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size")
     shape = [f"{name}={flat(asdict(chosen))[name]}" for name in names]
     replaced = ("dry_run", "max_minutes", "max_steps", "model", *names)
     typed = [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in replaced]
-    deserved = f"{minutes:g} minutes and this text: {count_parameters(model).total():,} parameters"
+    deserved = f"{minutes:g} min and this text: {count_parameters(model).total():,} parameters"
+    length = f"about {plural(steps, 'step')}, {epochs(config, data, steps):,.1f} epochs"
     lines = [
-        f"size      for {deserved}, about {plural(steps, 'step')}, {passes:,.1f} epochs, roughly {bpb:.1f} bits/byte",
+        f"size      for {deserved}, {length}",
         f"          {command('train.py')} {shlex.join([*typed, limit, *shape])}",
     ]
     if limit != asked:

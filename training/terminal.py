@@ -116,24 +116,28 @@ class Terminal(Logger):
         if isinstance(data, TokenDataset):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
         chance = math.log(data.vocab_size)
+        passes = epochs(config, data, progress.step) if isinstance(data, TokenDataset) else 0
         if progress.step and best > chance - 0.01:
             remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
-            if isinstance(data, TokenDataset) and epochs(config, data, progress.step) > EPOCHS:
+            if passes > EPOCHS:
                 remedy = by_heart(config)
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
-        elif isinstance(data, TokenDataset) and progress.metrics.get("val_loss", best) > 1.02 * best:
+        elif passes and progress.metrics.get("val_loss", best) > 1.02 * best:
             remedy = f"Every token was new: lower optimizer.lr={config.optimizer.lr:g}"
-            if epochs(config, data, progress.step) > 1:
+            if passes > 1:
                 remedy = by_heart(config)
-                if progress.best_step <= config.eval_interval:
-                    remedy += ", or lower eval_interval to catch the best"
             log.warning("after its best step the loss rose; sample.py takes that step's checkpoint. %s", remedy)
+        elif passes > EPOCHS and progress.step <= config.eval_interval:  # nothing tells whether it rose
+            log.warning("the only evaluation came after %.1f epochs. %s", passes, by_heart(config))
 
 
 def by_heart(config: TrainConfig) -> str:
     """Return the remedies for a text that the model learns by heart."""
-    remedies = "The model learns its text by heart: add text, train fewer steps"
-    return remedies if config.model.dropout else f"{remedies}, set model.dropout=0.2"
+    dropout = "" if config.model.dropout else ", set model.dropout=0.2"
+    return (
+        f"The model may learn its text by heart: add text, train fewer steps{dropout}, "
+        "or lower eval_interval to catch the best"
+    )
 
 
 def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
