@@ -152,7 +152,7 @@ class GPT(nn.Module):
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
         if ctx.doc_starts is None:
             return self.position_embedding.weight[ctx.past : end]
-        return self.position_embedding(ctx.places())
+        return self.position_embedding(ctx.places().clamp(min=0))  # padding, on the left of a document, is before 0
 
     @property
     def longest_context(self) -> int | None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -51,9 +50,9 @@ class Summary:
 
     @property
     def scored(self) -> float | None:
-        """The bytes of text behind these figures; in a task the answers."""
+        """The bytes of text behind these figures, times ln 2; in a task the answers."""
         if self.val_bpb and self.val_loss and self.val_tokens:
-            return round(self.val_loss * self.val_tokens / self.val_bpb / math.log(2))
+            return round(self.val_loss * self.val_tokens / self.val_bpb)
         return self.val_tokens
 
 
