@@ -92,24 +92,10 @@ def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list
 
 def future_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     """Leave all outputs before a position unchanged if the tokens from there on change."""
-    return with_other_ends(layer, x, torch.randn_like(x), 1)
-
-
-def with_other_ends(
-    function: Callable[[Tensor], Tensor],
-    x: Tensor,
-    other: Tensor,
-    step: int,
-) -> Pairs:
-    """Return the outputs before every step-th position, in pairs.
-
-    The first are those if x goes on with `other` from there on, the second those of x itself.
-    """
-    y = function(x)
-    return [
-        (function(torch.cat((x[:, :first], other[:, first:]), 1))[:, :first], y[:, :first])
-        for first in range(1, x.shape[1], step)
-    ]
+    # A batch of copies of x, (T, B, T, C): copy i goes on with other tokens from position i on.
+    is_before = torch.ones(T, T, dtype=torch.bool, device=x.device).tril(-1)[:, None, :, None]
+    y = layer(torch.where(is_before, x, torch.randn_like(x)))
+    return [(y * is_before, layer(x) * is_before)]
 
 
 def padding_leak(layer: MultiHeadAttention, x: Tensor) -> Pairs:
@@ -228,9 +214,11 @@ def refuse_leak(attention: str, function: Callable[[Tensor], Tensor], texts: Ten
 
     From some eight positions on, the tokens of texts (B, T, …) give way to others. function: returns (B, T, C).
     """
-    step = texts.shape[1] // 8 | 1  # odd and even positions, for layers that join tokens in pairs
-    for changed, y in with_other_ends(function, texts, texts.flip(1), step):
-        if (changed - y).abs().max() > 1e-4:
+    y = function(texts)
+    T = texts.shape[1]
+    for first in range(1, T, T // 8 | 1):  # odd and even positions, for layers that join tokens in pairs
+        changed = function(torch.cat((texts[:, :first], texts.flip(1)[:, first:]), dim=1))
+        if (changed[:, :first] - y[:, :first]).abs().max() > 1e-4:
             problem = f"attention={attention} lets later tokens change earlier positions"
             raise SettingsError(problem, "correct it, for a layer that sees the future wins every comparison")
 
