@@ -84,21 +84,15 @@ class Batches:
         return offset, random.permutation(count)
 
 
-def evaluation_batches(
-    tokens: np.ndarray, block_size: int, batch_size: int, max_tokens: int | None = None
-) -> Iterator[np.ndarray]:
-    """Yield sequences in the order of the text, int64 (B, T + 1).
+def evaluation_batches(tokens: np.ndarray, block_size: int, batch_size: int, scored: int) -> Iterator[np.ndarray]:
+    """Yield sequences with `scored` targets in all, evenly spaced in the order of the text, int64 (B, T + 1).
 
-    Every token but the first is a target once. T is block_size; one shorter sequence at the end has the rest. From a
-    text with more than `max_tokens` inputs, yield max_tokens // block_size sequences (at least one), evenly spaced.
+    T is block_size; one shorter sequence at the end has the rest. With len(tokens) - 1 targets, every token but the
+    first is a target once.
     """
     targets = len(tokens) - 1
-    whole, rest = divmod(targets, block_size)  # the sequences that the text has, and the targets left
-    count = whole
-    if max_tokens is not None and targets > max_tokens:
-        count = max(1, max_tokens // block_size)
-        rest = 0
-    first_tokens = [number * whole // count * block_size for number in range(count)]
+    count, rest = divmod(scored, block_size)
+    first_tokens = [number * (targets // block_size) // count * block_size for number in range(count)]
     for first in range(0, count, batch_size):
         yield sequences_at(tokens, first_tokens[first : first + batch_size], block_size + 1)
     # The rest is shorter than the others, so it fills a batch alone.
@@ -163,7 +157,8 @@ class TokenDataset:
         max_tokens: int | None = None,
     ) -> Iterator[Batch]:
         """Yield the validation text in batches, as evaluation_batches() orders it."""
-        sequences = evaluation_batches(self.val, block_size, batch_size, max_tokens)
+        scored = self.validation_tokens(block_size, max_tokens)
+        sequences = evaluation_batches(self.val, block_size, batch_size, scored)
         return (Batch.of(each, self.separator) for each in sequences)
 
     @property
@@ -183,10 +178,12 @@ class TokenDataset:
         """Return the length in bytes of each id's text, int64 (V,)."""
         return token_bytes(self.tokenizer)
 
-    def validation_tokens(self, block_size: int, max_tokens: int) -> int:
-        """Return the number of targets that an evaluation of at most `max_tokens` scores."""
+    def validation_tokens(self, block_size: int, max_tokens: int | None) -> int:
+        """Return the number of targets that an evaluation of at most `max_tokens` scores: all, or whole sequences."""
         targets = len(self.val) - 1
-        return targets if targets <= max_tokens else max(1, max_tokens // block_size) * block_size
+        if max_tokens is None or targets <= max_tokens:
+            return targets
+        return max(1, max_tokens // block_size) * block_size
 
     def check(self, block_size: int) -> None:
         """Raise DataError if a split is shorter than one sequence."""

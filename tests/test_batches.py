@@ -74,7 +74,7 @@ def test_a_document_begins_at_its_separator_or_before_the_sequence():
 @given(length=st.integers(2, 400), block_size=st.integers(1, 50), batch_size=st.integers(1, 9))
 @settings(max_examples=80, deadline=None)
 def test_an_evaluation_covers_every_target_once_in_order(length, block_size, batch_size):
-    rows = list(evaluation_batches(np.arange(length), block_size=block_size, batch_size=batch_size))
+    rows = list(evaluation_batches(np.arange(length), block_size, batch_size, scored=length - 1))
     targets = np.concatenate([batch[:, 1:].ravel() for batch in rows])
     inputs = np.concatenate([batch[:, :-1].ravel() for batch in rows])
     assert targets.tolist() == list(range(1, length)) and inputs.tolist() == list(range(length - 1))
@@ -84,7 +84,7 @@ def test_an_evaluation_covers_every_target_once_in_order(length, block_size, bat
 
 @pytest.mark.parametrize(("length", "kept"), [(10_001, 10), (1_002, 10), (1_001, 10), (1_000, 9), (101, 1)])
 def test_a_part_of_an_evaluation_is_spread_evenly_over_the_text(length, kept):
-    rows = list(evaluation_batches(np.arange(length), block_size=100, batch_size=4, max_tokens=1_000))
+    rows = list(evaluation_batches(np.arange(length), 100, batch_size=4, scored=min(length - 1, 1_000)))
     places = np.concatenate([batch[:, 0] for batch in rows if batch.shape[1] == 101])
     assert len(places) == kept and all(len(batch) <= 4 for batch in rows)
     gaps = np.diff(places) / 100

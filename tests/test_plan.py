@@ -185,7 +185,7 @@ def test_a_plan_for_a_gpu_says_whether_it_fits_and_its_time(train_config):
     assert days == pytest.approx(1e14 * seconds * pauses / 86_400, rel=0.02) and "at 40% of 989 T" in lines["time"]
     again = plan_run(train_step, replace(config, recompute="block"))
     assert float(again.split("\ntime ")[1].split(" days")[0]) == pytest.approx(days * 4 / 3, rel=0.01)
-    large = replace(config, micro_batch_size=1, model=GPTConfig(n_layer=16, n_head=8, n_embd=6_144))
+    large = replace(config, micro_batch_size=1, model=GPTConfig(n_layer=4, n_head=16, n_embd=12_288))
     assert "h100, 1 sequence at a time: does NOT fit 80 GB" in plan_run(train_step, large)
 
 
