@@ -131,7 +131,14 @@ function figure(parent, id, title, of, {point = () => {}, choose = () => {}} = {
 
 const show = (...ids) => (ids.length ? ids : Object.keys(figures)).forEach(id => figures[id].show());
 addEventListener("resize", () => show());
-matchMedia("print").onchange = () => show();  // paper has another width
+// Draw for paper before the browser counts its sheets: a chart that grows later has no room on them.
+addEventListener("beforeprint", () => {
+  document.documentElement.style.fontSize = "12px";
+  document.body.style.width = "700px";
+  show();
+  document.documentElement.style.fontSize = document.body.style.width = "";
+});
+addEventListener("afterprint", () => show());
 
 // A value in CSV.
 function cell(value) {

@@ -232,7 +232,7 @@ def test_a_sweep_shows_seeds_as_their_mean_the_best_first_and_failures_apart(swe
       $("table").tHead.querySelectorAll("button")[3].click();
       found.sorted = rows().map(row => row.cells[3].textContent);
       $("filter").value = "lr=0.01 mla"; $("filter").oninput();
-      return {...found, few: saved.CSV("val_bpb").split("\\n").length};
+      return {...found, few: saved.CSV("val_bpb").split("\\n").length, left: rows().map(row => row.cells[1].textContent)};
     """
     found = browse(sweep, PRESS + script)
     assert found["ranked"] == ["1.2500", "1.3750", "1.5000", "1.6250", "9.0000"]  # means of two, and what is under way
@@ -243,7 +243,7 @@ def test_a_sweep_shows_seeds_as_their_mean_the_best_first_and_failures_apart(swe
     assert {"± seeds", "decode tokens/s", "peak MB", "status"} <= set(found["columns"])
     maps = [line.split(",") for line in found["maps"].split("\n")[1:3]]
     assert maps == [["sdpa", "1.5", "1.25"], ["mla", "1.625", "1.375"]]
-    assert found["few"] == 3
+    assert found["few"] == 3 and found["left"] == ["1.6250"]
 
 
 @needs_browser
@@ -358,6 +358,16 @@ def test_on_paper_every_page_is_light_whatever_the_theme(every_page):
     for page in every_page:
         light, dark = drawn_on_paper(page), drawn_on_paper(page, dark=True)
         assert len(light) > 1 and light == dark
+
+
+@needs_browser
+def test_nothing_is_lost_on_any_paper(every_page):
+    """Chromium counts the sheets before charts that are drawn again have their heights."""
+    for page in every_page:
+        sizes = ((8.5, 11), (8.27, 11.69))  # inches of Letter and A4
+        drawn = [drawn_on_paper(page, dict(paperWidth=x, paperHeight=y), width=1000) for x, y in sizes]
+        letter, a4 = (sum(stream.count(b"Tj") for stream in found) for found in drawn)
+        assert letter > 100 and a4 == pytest.approx(letter, rel=0.02)
 
 
 def test_a_copy_without_git_does_not_take_the_commit_of_a_repository_around_it(tmp_path, monkeypatch):
