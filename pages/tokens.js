@@ -18,7 +18,8 @@ function drawLegend(steps) {
 
 // Token number i of the text. text: as it is shown, empty if it is part of a character; name: as it is read out.
 function tokenSpan(i, text, name, bits) {
-  const ariaLabel = `${name}${bits == null ? "" : `, ${bits.toFixed(1)} bits`}`;
+  const spoken = name.startsWith("‹") && text ? `${text} ${name}` : name;  // bytes with whole characters among them
+  const ariaLabel = `${spoken}${bits == null ? "" : `, ${bits.toFixed(1)} bits`}`;
   const span = make("span", {className: "tinted", role: "option", id: `t${i}`, ariaSelected: "false", ariaLabel});
   const end = () => make("i", {className: "end"});
   span.append(...text.split(/(?=\n)/).flatMap(line => (line[0] === "\n" ? [end(), line] : [line])));

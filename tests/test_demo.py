@@ -345,6 +345,15 @@ def test_a_hostile_name_prompt_or_token_stays_text(hostile_page):
     assert "2 layers × 4 heads" in about and ", 1.5000 bits per byte, " in about
 
 
+@needs_browser
+def test_a_token_of_bytes_is_read_out_with_the_characters_that_it_shows(hostile_page):
+    script = """
+      const tokens = [[" 漢", "‹20 E6 BC A2 E5›"], ["", "‹E5›"], [" a", "·a"]];
+      return tokens.map(([text, name]) => tokenSpan(0, text, name, 2).ariaLabel);"""
+    said = [" 漢 ‹20 E6 BC A2 E5›, 2.0 bits", "‹E5›, 2.0 bits", "·a, 2.0 bits"]
+    assert browse(hostile_page, script) == said
+
+
 def test_a_page_to_send_does_not_tell_in_which_folder_its_text_lies(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/report.jsonl").write_text(json.dumps({"step": 0, "text": "/home/jane/diary/: 3 files, 2.0 MB"}))

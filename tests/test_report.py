@@ -232,7 +232,8 @@ def test_a_sweep_shows_seeds_as_their_mean_the_best_first_and_failures_apart(swe
       $("table").tHead.querySelectorAll("button")[3].click();
       found.sorted = rows().map(row => row.cells[3].textContent);
       $("filter").value = "lr=0.01 mla"; $("filter").oninput();
-      return {...found, few: saved.CSV("val_bpb").split("\\n").length, left: rows().map(row => row.cells[1].textContent)};
+      found.left = rows().map(row => row.cells[1].textContent);
+      return {...found, few: saved.CSV("val_bpb").split("\\n").length};
     """
     found = browse(sweep, PRESS + script)
     assert found["ranked"] == ["1.2500", "1.3750", "1.5000", "1.6250", "9.0000"]  # means of two, and what is under way
