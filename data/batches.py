@@ -85,7 +85,7 @@ class Batches:
 
 
 def evaluation_batches(tokens: np.ndarray, block_size: int, batch_size: int, scored: int) -> Iterator[np.ndarray]:
-    """Yield sequences with `scored` targets in all, evenly spaced in the order of the text, int64 (B, T + 1).
+    """Yield sequences with `scored` targets in all, int64 (B, T + 1), evenly spaced in the text.
 
     T is block_size; one shorter sequence at the end has the rest. With len(tokens) - 1 targets, every token but the
     first is a target once.
@@ -179,7 +179,7 @@ class TokenDataset:
         return token_bytes(self.tokenizer)
 
     def validation_tokens(self, block_size: int, max_tokens: int | None) -> int:
-        """Return the number of targets that an evaluation of at most `max_tokens` scores: all, or whole sequences."""
+        """Return the number of targets that an evaluation of at most `max_tokens` scores."""
         targets = len(self.val) - 1
         if max_tokens is None or targets <= max_tokens:
             return targets
