@@ -166,7 +166,9 @@ class Source:
         text, lost = replace_surrogates(text)
         if lost:
             self._note(
-                "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8)", lost, where
+                "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8 OLD > NEW)",
+                lost,
+                where,
             )
         return text
 

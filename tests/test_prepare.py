@@ -115,7 +115,7 @@ def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monk
     read = prepared(tmp_path, folder, log=(log := [])).description
     assert "301 files" in log[0] and read.startswith(f"{folder}: 300 files, ")
     assert prepared(tmp_path, folder).description == read, "from the cache"
-    lost = "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8)"
+    lost = "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8 OLD > NEW)"
     assert log[1:] == [
         f"Files left out that are not text in UTF-8: 1, first in {folder / '0.png'}.",
         f"{lost}: 2, first in {folder / '0200.txt'}, {folder / '0299.txt'}.",

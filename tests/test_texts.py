@@ -197,7 +197,7 @@ def test_jsonl_gives_one_document_a_line_and_passes_over_null(tmp_path):
     assert read(source) == ["one", "two\nlines\u2028", "<|endoftext|>", "packed \ufffd half \ufffd"]
     assert source.losses == {
         "Records left out whose body is null": (2, [f"{tmp_path}/a.jsonl line {line}" for line in (7, 9)]),
-        "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8)": (
+        "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8 OLD > NEW)": (
             2,
             [f"{tmp_path}/b.jsonl.gz line 1"],
         ),
