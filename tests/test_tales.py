@@ -170,9 +170,6 @@ def test_eval_prints_the_share_of_tales_that_are_kept_and_the_first_slips(tmp_pa
     shown = capsys.readouterr().out
     assert "tales       0 of 64 keep names" in shown and shown.endswith("\nfirst slip  a sentence 64\n")
     assert "data=" not in shown
-    score_checkpoints(replace(config, checkpoint=str(tmp_path / "other")))
-    assert "has learned data=stdlib, not tales" in capsys.readouterr().out
-
     # A model that had learned the grammar, but for eight of its stories.
     stories = (
         made(56) + [STORY.replace("her aunt asked", "his aunt asked")] * 5 + [STORY.replace("red kite", "kite")] * 3
@@ -183,6 +180,8 @@ def test_eval_prints_the_share_of_tales_that_are_kept_and_the_first_slips(tmp_pa
     shown = capsys.readouterr().out
     assert "tales       56 of 64 keep names, pronouns, things and who has them: 88%\n" in shown
     assert shown.endswith("first slip  a pronoun 5, a sentence 3\n")
+    score_checkpoints(replace(config, checkpoint=str(tmp_path / "other")))
+    assert "has learned data=stdlib, not tales" in capsys.readouterr().out
 
 
 def test_the_table_of_attentions_counts_the_tales_that_each_seed_keeps(train_config, tmp_path, monkeypatch, capsys):
