@@ -370,7 +370,10 @@ class Decide(Grid):
         note = f"The differences are from the first, {first}; {better} is better; {chance}."
         settings = " ".join(map(shlex.quote, record.settings)) or "the defaults"
         made = f"Settings of all runs: {literal_markdown(settings)}. Commit {record.commit}, text {record.text}."
-        text = "\n".join([*markdown_lines([head, *rows]), "", note, f"{made} {RECORD} has each pair.", ""])
+        made += (
+            f" Seeds from {record.seed} on; {RECORD} has each pair. Between misses the centre as rarely as a verdict."
+        )
+        text = "\n".join([*markdown_lines([head, *rows]), "", note, made, ""])
 
         replace_text(self.folder / RECORD, json.dumps(finite(asdict(record)), indent=2) + "\n")
         replace_text(self.folder / "decide.md", text)

@@ -136,7 +136,7 @@ def test_a_changed_file_is_told_and_taken_only_with_allow_changes(own, tmp_path,
         file.write("FACTOR = 2\n")
     going_on = ["resume=run", "code=own.py", "max_steps=3"]
     result = run_here(*going_on, cwd=tmp_path)
-    assert "code=own.py has changed since this process ran it: start the command again." in result.stderr
+    assert "code=own.py has changed since this process ran it: start the command again, a sweep in" in result.stderr
     forget()
     before = read_summary(tmp_path / "run").code_hash
     result = run_here(*going_on, cwd=tmp_path)
@@ -469,6 +469,20 @@ def test_the_check_sees_a_leak_that_does_not_cross_the_middle(tmp_path):
     (tmp_path / "prefix.py").write_text(HIDDEN + prefix)
     run_code(str(tmp_path / "prefix.py"))
     assert check.run("future", "hidden", torch.device("cpu"), torch.float32).startswith("FAIL")
+
+
+def test_the_check_sees_padding_that_is_read_through_its_token_ids_alone(tmp_path):
+    earlier = """
+    def merge(self, y):
+        return super().merge(y + self.ids.cumsum(-1)[:, None, :, None])
+
+    def attend(self, call, x, ctx):
+        self.ids = ctx.tokens
+        return super().attend(call, x, ctx)
+"""
+    (tmp_path / "earlier.py").write_text(HIDDEN + earlier)
+    run_code(str(tmp_path / "earlier.py"))
+    assert check.run("padding", "hidden", torch.device("cpu"), torch.float32).startswith("FAIL")
 
 
 # One that sees the next token once training has moved its weight, as no trial at the beginning can know.

@@ -37,7 +37,8 @@ def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:
             RAN[path] = files, digest(files)
         files, found = RAN[path]
         if digest(files) != found:
-            raise SettingsError(f"code={name} has changed since this process ran it", "start the command again")
+            problem = f"code={name} has changed since this process ran it"
+            raise SettingsError(problem, "start the command again, a sweep in a new folder")
         return found
     except (OSError, RuntimeError) as error:
         remedy = "give a Python file that registers a form, a modifier or a task"
