@@ -370,9 +370,7 @@ class Decide(Grid):
         note = f"The differences are from the first, {first}; {better} is better; {chance}."
         settings = " ".join(map(shlex.quote, record.settings)) or "the defaults"
         made = f"Settings of all runs: {literal_markdown(settings)}. Commit {record.commit}, text {record.text}."
-        made += (
-            f" Seeds from {record.seed} on; {RECORD} has each pair. Between misses the centre as rarely as a verdict."
-        )
+        made += f" Seeds from {record.seed} on; {RECORD} has each pair. Between misses the centre with the same chance."
         text = "\n".join([*markdown_lines([head, *rows]), "", note, made, ""])
 
         replace_text(self.folder / RECORD, json.dumps(finite(asdict(record)), indent=2) + "\n")
