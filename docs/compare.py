@@ -87,6 +87,11 @@ def figure_of(picks: Picks, name: str) -> float:
     return figure
 
 
+def basis(pick: Pick) -> tuple[float | None, float | None]:
+    """Return the number of tokens that a run was trained on, and the size of the text that it was scored on."""
+    return pick.job.summary.tokens, pick.job.summary.scored
+
+
 def flops_per_token(picks: Picks) -> float:
     return figure_of(picks, "flops") / figure_of(picks, "tokens")
 
@@ -209,6 +214,12 @@ class Comparison:
             left = f"{len(seeds)} of {len(self.seeds[size])} seeds have a pair of finished runs"
             self.notes.append(f"Failed or not finished: {variant}{at(size)}; {left}. It neither wins nor loses.")
         if len(seeds) < 2:
+            return None
+
+        # Other lengths, or losses on other parts of the text, do not compare.
+        if any(basis(picks[seed]) != basis(base[seed]) for seed in seeds):
+            unequal = "trained on other numbers of tokens than the baseline, or scored on other text (set eval_tokens)"
+            self.notes.append(f"Left out: {variant}{at(size)}, {unequal}.")
             return None
 
         # Add the difference at equal tokens, and the figures that follow from it.

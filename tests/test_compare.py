@@ -263,6 +263,16 @@ def test_equal_cost_moves_the_baseline_along_its_law():
     )
 
 
+def test_a_variant_of_other_tokens_or_another_text_is_left_out(tmp_path):
+    for name, figures in (("tokens", {"tokens": 5.0}), ("scored", {"val_tokens": 5.0, "val_loss": 1.0})):
+        put_sweep(folder := tmp_path / name, {"sdpa+gate": 1.5, "mla": 1 / 3})
+        change(folder, {"attention": "sdpa+gate", "model.n_embd": "64", "seed": "2"}, **figures)
+        text, rows = compare(folder), table(folder)
+        assert "Left out: sdpa+gate at model.n_embd=64, trained on other numbers of tokens than the baseline" in text
+        assert ("sdpa+gate", "64") not in rows and rows["sdpa+gate", "96"]["at all sizes"] == "undecided"
+        assert rows["mla", "64"]["at all sizes"].startswith("loses")
+
+
 def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):
     (tmp_path / "pairs").mkdir()
     (tmp_path / "pairs/decide.json").touch()
