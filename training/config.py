@@ -193,7 +193,7 @@ class TrainConfig:
     """Steps between evaluations. Each scores a fifth as many targets as these steps train on,
     16,384 to 524,288, spread over the validation text. The last one scores a fifth of all steps' targets."""
     eval_tokens: int | None = None
-    """Most targets that every evaluation scores, for runs of different lengths to score the same ones."""
+    """Targets that every evaluation scores at most, so that runs of different lengths score the same."""
     eval_batch_size: int | None = None
     """Sequences in one forward pass of an evaluation; the number of training when null."""
     checkpoint_interval: int = 150
