@@ -50,6 +50,8 @@ HEAD = 32_000_000
 COUNTERS = 1 << 20
 # The largest share of the validation text for one document and its copies, lest it decide the loss.
 LONGEST_SHARE = 1 / 30
+# Characters of a document that may take a quarter of it where the others do not suffice: its end would say little.
+SHORT = 3_000
 
 Log = Callable[[str], None]
 Piece = tuple[str, bool, str]
@@ -153,7 +155,8 @@ class Split:
 
     The documents with the lowest hashes are held out. So names and order do not matter, and copies are on one side.
     Never held out is a document that, with its copies, is longer than 1/30 of the validation text: it would decide the
-    loss. If the others are less than twice `fraction` of the text, the end of every document is held out instead.
+    loss. If the others are less than twice `fraction` of the text, a short document may be up to a quarter of it. If
+    these are too few as well, the end of every document is held out instead.
     The constructor reads the text; of a longer one than HEAD it reads the beginning before.
     """
 
@@ -166,12 +169,13 @@ class Split:
             copies[number] += length
         wanted = copies.sum() * fraction
         free = np.where(copies > wanted * LONGEST_SHARE, 0, copies)
-        # Hold out documents in the order of their hashes until that is enough, otherwise the end of each.
-        self.held_out = (free > 0) & (free.cumsum() - free < wanted)
-        self.kept: list[int] = []
         if free.sum() < 2 * wanted:
-            self.held_out[:] = False
-            self.kept = [length - int(length * fraction) for _, length in _hashes(self.documents())]
+            free = np.where(copies > min(wanted / 4, SHORT), 0, copies)
+        # Hold out documents in the order of their hashes until that is enough, otherwise the end of each.
+        is_enough = free.sum() >= 2 * wanted
+        self.held_out = is_enough & (free > 0) & (free.cumsum() - free < wanted)
+        lengths = () if is_enough else _hashes(self.documents())
+        self.kept = [length - int(length * fraction) for _, length in lengths]
 
     def documents(self) -> Iterable[Iterable[str]]:
         """Return the documents of the whole text, from memory if it is small."""

@@ -121,8 +121,7 @@ def encode_text(encoding: tiktoken.Encoding, text: str) -> np.ndarray:
 
 def gzip_bits(encoding: tiktoken.Encoding, tokens: np.ndarray) -> float:
     """Return the bits per byte of gzip -9 for a text, or for pieces from all over a long one."""
-    pieces = [piece[:10_000] for piece in np.array_split(tokens, 100)]
-    sample = np.concatenate(pieces)
+    sample = np.concatenate([piece[:10_000] for piece in np.array_split(tokens, 100)])
     text = encoding.decode_bytes(sample[sample != encoding.eot_token].tolist())
     return 8 * len(zlib.compress(text, 9)) / max(1, len(text))
 

@@ -177,8 +177,7 @@ def result_of(jobs: list[Job]) -> str:
 
 
 def values(group: Group, name: str) -> list[float]:
-    figures = (getattr(job.summary, name) for job in group)
-    return [figure for figure in figures if figure is not None]
+    return [figure for job in group if (figure := getattr(job.summary, name)) is not None]
 
 
 def mean(group: Group, name: str) -> float | None:
@@ -237,8 +236,7 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
     lines: list[dict[str, Any]] = []
     for group in shown:
         figures = {name: mean(group, name) for name in NUMBERS} if len(group) > 1 else {}
-        names = [job.name for job in group]
-        lines.append(figures | {"runs": names, "deviation": deviation(group, result)})
+        lines.append(figures | {"runs": [job.name for job in group], "deviation": deviation(group, result)})
     best = min(range(len(shown)), key=lambda place: cost(shown[place], result), default=0)
 
     # The headline has the settings that all runs share, and a few values of each that varies.

@@ -123,13 +123,23 @@ def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monk
 
 
 def test_bpe_never_learns_from_held_out_text(tmp_path, monkeypatch):
-    texts, learnt = [f"document {number} " * 20 for number in range(50)], []
+    texts, learnt = [f"document {number} " * 400 for number in range(50)], []
     monkeypatch.setattr(prepare, "make_tokenizer", lambda _, text: learnt.extend(text) or train_bpe(learnt, 300))
     data = prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", texts), name="bpe", val_fraction=0.1)
     assert "".join(learnt) == "".join(documents(data, data.train)) and len(documents(data, data.val)) == 50
 
 
 # The split
+
+
+def test_short_documents_are_held_out_whole_where_their_ends_would_be_a_few_words():
+    """With a share of 10%: a fifth of each kind's validation text would be a document, which is more than 1/30."""
+    tales = [f"{number} tells of a girl with a kite. " * 15 for number in range(50)]  # 500 characters
+    found = split_texts(tales, 0.1)
+    assert set(found["val"]) <= set(tales) and set(found["train"]) == set(tales) - set(found["val"])
+    assert 5 <= len(found["val"]) <= 6  # the last one may reach beyond the share
+    for texts in (tales[:30], [tale * 8 for tale in tales]):  # too few, or longer than 3,000 characters
+        assert [len(text) for text in split_texts(texts, 0.1)["val"]] == [int(len(text) * 0.1) for text in texts]
 
 
 class Texts:

@@ -30,7 +30,7 @@ def targets_scored(config: TrainConfig, steps: int | None = None) -> int:
     fifth of all.
     """
     # A forward pass takes a third of a step, so the evaluations take about a tenth of the time of a run.
-    count = config.eval_interval if steps is None else steps
+    count = steps or config.eval_interval
     return config.eval_tokens or min(max(FEWEST_SCORED, config.tokens_per_step * count // 5), MOST_SCORED)
 
 

@@ -113,19 +113,17 @@ class Terminal(Logger):
         best = progress.result
         unit = "token" if data.tokenizer else "answer"
         log.info("\nbest validation loss %.4f nats/%s, at step %d", best, unit, progress.best_step)
+        passes = 0.0
         if isinstance(data, TokenDataset):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
+            passes = epochs(config, data, progress.step)
         chance = math.log(data.vocab_size)
-        passes = epochs(config, data, progress.step) if isinstance(data, TokenDataset) else 0
+        slower = f"lower optimizer.lr={config.optimizer.lr:g}"
         if progress.step and best > chance - 0.01:
-            remedy = f"lower optimizer.lr={config.optimizer.lr:g}, or train longer"
-            if passes > EPOCHS:
-                remedy = by_heart(config)
+            remedy = by_heart(config) if passes > EPOCHS else f"{slower}, or train longer"
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
         elif passes and progress.metrics.get("val_loss", best) > 1.02 * best:
-            remedy = f"Every token was new: lower optimizer.lr={config.optimizer.lr:g}"
-            if passes > 1:
-                remedy = by_heart(config)
+            remedy = by_heart(config) if passes > 1 else f"Every token was new: {slower}"
             log.warning("after its best step the loss rose; sample.py takes that step's checkpoint. %s", remedy)
         elif passes > EPOCHS and progress.step <= config.eval_interval:  # nothing tells whether it rose
             log.warning("the only evaluation came after %.1f epochs. %s", passes, by_heart(config))
