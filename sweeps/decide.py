@@ -369,9 +369,7 @@ class Decide(Grid):
         first = literal_markdown(name_of(record.first))
         note = f"The differences are from the first, {first}; {better} is better; {chance}."
         settings = " ".join(map(shlex.quote, record.settings)) or "the defaults"
-        made = (
-            f"All this holds for the settings {literal_markdown(settings)}. Commit {record.commit}, text {record.text}."
-        )
+        made = f"This holds for {literal_markdown(settings)}. Commit {record.commit}, text {record.text}."
         made += f" Seeds from {record.seed} on; {RECORD} has each pair. Between misses the centre with the same chance."
         text = "\n".join([*markdown_lines([head, *rows]), "", note, made, ""])
 
