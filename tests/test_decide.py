@@ -267,7 +267,6 @@ def test_a_coin_says_which_run_of_a_pair_goes_first_and_the_same_when_it_is_type
     firsts = [attention for _, attention in orders[0][::2]]
     assert orders[0] == orders[1] and len(firsts) == 22 and 6 < firsts.count("sdpa") < 16
     assert sorted(orders[0], key=lambda job: int(job[0])) == orders[0] and len({*orders[0]}) == 44
-    # A table of the sweep still takes the first variant for the baseline.
     assert read_job(tmp_path / "one/1-0").number == 1
 
 
@@ -507,7 +506,8 @@ def test_a_job_that_fails_leaves_its_variant_undecided_and_one_of_the_first_all_
         ("sdpa", "job 2-0 failed: diverged: lower optimizer.lr.", ["attention=mla", "attention=delta"]),
     ):
         folder, failures = tmp_path / name, {(name, "2")}
-        with pytest.raises(SettingsError, match=f"^{len(left)} of 2 variants stay undecided, because a"):
+        said = f"^{len(left)} of 2 variants stay undecided, because a pair is missing: the reasons are above and in "
+        with pytest.raises(SettingsError, match=said):
             swept(decide(), folder, failing)
         found = standing(folder)
         assert [name for name in found if found[name][0] == f"undecided, because {reason}"] == left

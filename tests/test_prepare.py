@@ -132,16 +132,6 @@ def test_bpe_never_learns_from_held_out_text(tmp_path, monkeypatch):
 # The split
 
 
-def test_short_documents_are_held_out_whole_where_their_ends_would_be_a_few_words():
-    """With a share of 10%: a fifth of each kind's validation text would be a document, which is more than 1/30."""
-    tales = [f"{number} tells of a girl with a kite. " * 15 for number in range(50)]  # 500 characters
-    found = split_texts(tales, 0.1)
-    assert set(found["val"]) <= set(tales) and set(found["train"]) == set(tales) - set(found["val"])
-    assert 5 <= len(found["val"]) <= 6  # the last one may reach beyond the share
-    for texts in (tales[:30], [tale * 8 for tale in tales]):  # too few, or longer than 3,000 characters
-        assert [len(text) for text in split_texts(texts, 0.1)["val"]] == [int(len(text) * 0.1) for text in texts]
-
-
 class Texts:
     """A source of these texts, in pieces of `longest` characters."""
 
@@ -189,6 +179,16 @@ def test_every_character_is_in_one_split_and_only_there(texts, fraction, longest
     assert (heads, tails) == (None, None)
 
 
+def test_short_documents_are_held_out_whole_where_their_ends_would_be_a_few_words():
+    """A document of these is more than 1/30 of the validation text, 10% of the text."""
+    tales = [f"{number} tells of a girl with a kite. " * 15 for number in range(50)]  # 500 characters
+    found = split_texts(tales, 0.1)
+    assert set(found["val"]) <= set(tales) and set(found["train"]) == set(tales) - set(found["val"])
+    assert 5 <= len(found["val"]) <= 6  # the last one may reach beyond the share
+    for texts in (tales[:30], [tale * 8 for tale in tales]):  # too few, or longer than 3,000 characters
+        assert [len(text) for text in split_texts(texts, 0.1)["val"]] == [int(len(text) * 0.1) for text in texts]
+
+
 def test_many_documents_are_held_out_whole_whatever_their_order_and_long_and_frequent_ones_never():
     long = ["".join(f"the {number} lines of {text}" for number in range(50)) for text in essays(5)]
     often = "no answer\n" * 20
@@ -215,6 +215,7 @@ def test_beyond_the_head_the_rule_stays_and_copies_are_counted_there(copies, mon
     for text in found["val"]:
         sizes[text] += len(text)
     assert sum(sizes.values()) == pytest.approx(0.1 * sum(map(len, texts)), rel=0.03)
+    assert set(found["val"]) - set(essays(700)), "documents beyond the head too"
     assert not set(found["val"]) & set(found["train"]) and max(sizes.values()) <= limit
     assert bool(set(often) & set(found["val"])) == (copies == 1000), "those few copies are no share of the text"
 
