@@ -312,11 +312,13 @@ def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
 def verdict(rows: Sequence[VariantResult], sizes: int) -> str:
     """Return the matchings at which a variant wins or loses against the baseline at every size."""
 
+    if not all(row.is_complete for row in rows):
+        return "undecided"
+
     def holds(name: str, sign: int) -> bool:
         known = [(row.holm[name], row.differences[name].mean * sign) for row in rows if name in row.holm]
-        return len(known) == sizes and all(p < DECIDED and ahead > 0 for p, ahead in known) and is_complete
+        return len(known) == sizes and all(p < DECIDED and ahead > 0 for p, ahead in known)
 
-    is_complete = all(row.is_complete for row in rows)
     found = {word: [name for name in MATCHINGS if holds(name, sign)] for word, sign in (("wins", -1), ("loses", 1))}
     return "; ".join(f"{word} at equal {', '.join(names)}" for word, names in found.items() if names) or "undecided"
 

@@ -103,10 +103,10 @@ def violations(page: Path, **looks: Any) -> list[str]:
     return browse(page, script, AXE.read_text(encoding="utf-8"), **looks)
 
 
-def drawn_on_paper(page: Path, paper: dict[str, Any] | None = None, **looks: Any) -> list[bytes]:
+def drawn_on_paper(page: Path, sheet: dict[str, Any] | None = None, **looks: Any) -> list[bytes]:
     """What is drawn where a page is printed, as commands of PDF."""
     with Browser(page, **looks) as browser:
-        paper = base64.b64decode(browser.ask("Page.printToPDF", **paper or {})["data"])
+        paper = base64.b64decode(browser.ask("Page.printToPDF", **sheet or {})["data"])
     found = []
     for stream in re.findall(rb"stream\r?\n(.*?)endstream", paper, re.S):
         with suppress(zlib.error):

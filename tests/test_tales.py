@@ -170,6 +170,7 @@ def test_eval_prints_the_share_of_tales_that_are_kept_and_the_first_slips(tmp_pa
     shown = capsys.readouterr().out
     assert "tales       0 of 64 keep names" in shown and shown.endswith("\nfirst slip  a sentence 64\n")
     assert "data=" not in shown
+
     # A model that had learned the grammar, but for eight of its stories.
     stories = (
         made(56) + [STORY.replace("her aunt asked", "his aunt asked")] * 5 + [STORY.replace("red kite", "kite")] * 3

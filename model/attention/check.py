@@ -214,6 +214,7 @@ def refuse_leak(attention: str, function: Callable[[Tensor], Tensor], texts: Ten
 
     From some eight positions on, the tokens of texts (B, T, …) give way to others. function: returns (B, T, C).
     """
+    # One position after the other: in a batch, copies of long texts would take the memory of a run.
     y = function(texts)
     T = texts.shape[1]
     for first in range(1, T, T // 8 | 1):  # odd and even positions, for layers that join tokens in pairs
