@@ -59,9 +59,9 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     # The chunks' softcap rounds a score as one of ± cap.
     room = 1
     if with_gradient and isinstance(layer, Recurrent):
-        room = 10
+        room = 40
     elif with_gradient and isinstance(layer, SoftCapped):
-        room = 2
+        room = 3
     scales = [room * b.abs().max().clamp(min=0.1 * largest) for _, b in pairs]
     return [(a / scale, b / scale) for (a, b), scale in zip(pairs, scales, strict=True)]
 
