@@ -60,8 +60,7 @@ def copy(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     text = random.randint(1, task.ids("copy"), (B, T // 2))
     mark = np.zeros((B, 1), dtype=np.int64)
     inputs = np.hstack((text, mark, text[:, :-1]))  # (B, T)
-    targets = np.hstack((np.full_like(text, NOTHING), text))
-    return inputs, targets
+    return inputs, np.hstack((np.full_like(text, NOTHING), text))
 
 
 def induction(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:

@@ -141,8 +141,7 @@ def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
         begins = np.cumsum(scores.bytes) - scores.bytes  # the first byte of each token
         # A token counts for the block in which it begins. Empty tokens at the end count for the last block.
         block = np.minimum(begins * blocks // max(total, 1), blocks - 1)
-        nats = np.bincount(block, weights=scores.nats, minlength=blocks)
-        bits.append(nats / math.log(2))
+        bits.append(np.bincount(block, weights=scores.nats, minlength=blocks) / math.log(2))
     differences = (bits[1] - bits[0]) * blocks / total  # bits per byte of each block
     error = None
     if blocks > 1:

@@ -268,8 +268,7 @@ def read_config(where: str) -> GPTConfig:
 def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return our settings for their parameters of RoPE."""
     ours = {"rope_theta": rope.pop("rope_theta")}
-    older = rope.pop("type", "default")
-    scaling = rope.pop("rope_type", older)
+    scaling = rope.pop("rope_type", rope.pop("type", "default"))
     if scaling == "default":
         return ours
     if scaling not in ROPE_TYPES:

@@ -85,8 +85,7 @@ def nearest(attention: str) -> str:
     layers = []
     for names in attention.split("/"):
         form, *modifiers = names.split("+")
-        kept = [name for name in modifiers if name in MODIFIERS]
-        layers.append("+".join([form if form in FORMS else "sdpa", *kept]))
+        layers.append("+".join([form if form in FORMS else "sdpa", *[name for name in modifiers if name in MODIFIERS]]))
     return "/".join(layers)
 
 

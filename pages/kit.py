@@ -21,8 +21,7 @@ def packed(values: np.ndarray) -> str:
 def packed_shares(shares: np.ndarray) -> str:
     """Return numbers from 0 to 1 as one byte each, packed; NaN counts as 0."""
     # The square root keeps small numbers apart.
-    roots = np.sqrt(np.nan_to_num(shares))
-    return packed(np.round(255 * roots).astype(np.uint8))
+    return packed(np.round(255 * np.sqrt(np.nan_to_num(shares))).astype(np.uint8))
 
 
 def shape(attention: object, layers: object, heads: object, width: object) -> str:

@@ -218,7 +218,10 @@ def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
         settings = meta.config["model"]
         unknown = [f"model.{name}" for name in settings if name not in GPTConfig.__dataclass_fields__]
         refuse_unknown(f"checkpoint={path}", unknown, meta)
-        config = build(GPTConfig, settings)
+        try:
+            config = build(GPTConfig, settings)
+        except SettingsError as error:  # the checksum is right, so another version has other values
+            refuse_unknown(f"checkpoint={path}", error.problem.split()[:1], meta)
     with code_wanted(path, meta):
         check_names(config.attention)
     return config

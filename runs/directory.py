@@ -57,8 +57,7 @@ def log_sizes(run: Path) -> dict[str, int]:
 
 def log_to(directory: Path, collected: MemoryHandler, stack: ExitStack) -> None:
     """Write the collected log, and all that follows, to train.log until the stack is closed."""
-    file = plain_file(directory / "train.log")
-    handler = logging.FileHandler(file, encoding="utf-8", errors="backslashreplace")
+    handler = logging.FileHandler(plain_file(directory / "train.log"), encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(LogFormatter("[%(asctime)s] %(message)s"))
     stack.callback(handler.close)
     collected.setTarget(handler)  # the next line writes those before it

@@ -232,6 +232,7 @@ FORGED = [  # a part of meta.json, and what is said of it
         {"config": {"model": {"warp": 9}}},
         r"has model\.warp, unknown here; tinygpt \? wrote it: read it with that version",
     ),
+    ({"config": {"model": {"norm": "dyt"}}}, r"has model\.norm=dyt, unknown here; tinygpt \? wrote it"),
     ({"progress": []}, "damaged"),
     ({"progress": {"nothing": 1}}, r"has progress\.nothing, unknown here; tinygpt \? wrote it"),
     *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "missing, or does not match") for name in ("/etc/passwd", "..")),

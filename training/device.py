@@ -106,8 +106,7 @@ def multiplies_bf16(device: torch.device) -> bool:
     """Return whether bf16 products are faster than float32 ones; emulated ones are far slower."""
     if device.type == "cuda" and torch.version.hip:
         # torch's is_bf16_supported() is true for every AMD card.
-        architecture = torch.cuda.get_device_properties(device).gcnArchName
-        return architecture.startswith(AMD_WITH_BF16)
+        return torch.cuda.get_device_properties(device).gcnArchName.startswith(AMD_WITH_BF16)
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and cpu.multiplies_bf16()

@@ -78,8 +78,7 @@ def results(
     inputs = [x.detach().requires_grad_(), *layer.parameters()]
     with torch.enable_grad():
         y = with_loss(layer, inputs[0], mask)
-    found = torch.autograd.grad(y, inputs, [part.to(x.dtype) for part in g], materialize_grads=True)
-    return [*y, *found]
+    return [*y, *torch.autograd.grad(y, inputs, [part.to(x.dtype) for part in g], materialize_grads=True)]
 
 
 def with_loss(layer: MultiHeadAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:
