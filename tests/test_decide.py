@@ -184,13 +184,13 @@ def test_the_page_says_what_the_recorded_pairs_do():
     with (ROOT / "docs/results/null_runs.csv").open() as file:
         for run in csv.DictReader(file):
             losses[run["attention"]][int(run["seed"])] = float(run["val_bpb"])
-    differences = [losses["sdpa+gate"][seed] - losses["sdpa"][seed] for seed in range(1, 8)]
+    differences = [losses["sdpa+forget"][seed] - losses["sdpa"][seed] for seed in range(1, 8)]
     page = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
     for n in range(1, 8):
         low, high = confidence_sequence(known := differences[:n], ALPHA)
         middle = f"{np.mean(known):+.4g}, median {np.median(known):+.4g}"
         verdict = judge(known, ALPHA) or "open, neither better nor worse before pair 7"
-        assert f"gate is {verdict}: val_bpb differs by {middle} ({low:+.4g} to {high:+.4g}), pair {n} of 20\n" in page
+        assert f"forget is {verdict}: val_bpb differs by {middle} ({low:+.4g} to {high:+.4g}), pair {n} of 20\n" in page
 
 
 def test_the_pages_table_of_pairs_is_that_of_the_recorded_ones():
