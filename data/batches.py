@@ -190,4 +190,4 @@ class TokenDataset:
         for name, tokens in (("training", self.train), ("validation", self.val)):
             if len(tokens) <= block_size:
                 problem = f"the {name} split has {len(tokens):,} tokens, too few for model.block_size={block_size}"
-                raise DataError(problem, "choose a smaller one, more text, or another data.val_fraction")
+                raise DataError(problem, "choose a smaller one, more text, tokenizer=byte or another data.val_fraction")

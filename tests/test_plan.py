@@ -321,17 +321,15 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
     assert float(bits[3]) == pytest.approx(steps * 8 * 16 / (0.96 * 4000 * 581), abs=0.1)
 
 
-def test_a_run_on_a_short_text_ends_after_four_epochs(train_config, monkeypatch):
-    lines, named = sized(train_config, monkeypatch, 5, count=400)
-    assert lines[2].strip() == "4 epochs end before max_minutes=5: more time may pay with model.dropout=0.2"
-    assert "for 5 min and" in lines[0] and lines[0].endswith(", 4.0 epochs")
-    assert named.max_minutes is None and f"about {named.max_steps:,} steps" in lines[0]
-    dropout = replace(train_config, model=replace(train_config.model, dropout=0.1))
-    assert len(sized(dropout, monkeypatch, 5, count=400)[0]) == 2, "which is learned by heart more slowly"
-    whole, at_five = sized(train_config, monkeypatch, 5, count=4000)
-    assert len(whole) == 2 and at_five.max_minutes == 5 and at_five.model == named.model
-    assert int(re.search(r"about ([\d,]+) steps", whole[0])[1].replace(",", "")) > named.max_steps
-    assert named.max_steps * 8 * 16 == pytest.approx(4 * 0.96 * 400 * 581, rel=0.02)
+def test_a_text_that_is_read_more_than_four_times_gets_dropout(train_config, monkeypatch):
+    for count, typed, given in ((400, 0.0, 0.2), (400, 0.1, 0.0), (4000, 0.0, 0.0)):
+        config = replace(train_config, model=replace(train_config.model, dropout=typed))
+        lines, named = sized(config, monkeypatch, 5, count)
+        passes = float(lines[0].rpartition(", ")[2].removesuffix(" epochs"))
+        assert "for 5 min and" in lines[0] and (passes > 4) == (count == 400)
+        assert (named.model.dropout, named.max_minutes, named.max_steps) == (given, 5, None)
+        steps = int(re.search(r"about ([\d,]+) steps", lines[0])[1].replace(",", ""))
+        assert passes == pytest.approx(steps * 8 * 16 / (0.96 * count * 581), rel=0.02)
 
 
 def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_config):

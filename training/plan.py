@@ -252,29 +252,22 @@ def size_lines(
         seconds, _ = measure(chosen)
         rate = flops_per_token(model) * config.tokens_per_step / seconds
 
-    # End the run before the model learns a short text by heart, unless dropout slows that down. Steps end it, for a
-    # machine may become faster.
+    # Write the run's command. A short text is read many times: dropout delays that it is learned by heart.
     steps = round(60 * minutes / seconds)
-    most = round(EPOCHS * len(data.train) / config.tokens_per_step)
-    asked = limit = f"max_minutes={minutes:g}"
-    if most < steps and not config.model.dropout:
-        steps = most
-        limit = f"max_steps={steps}"
-
-    # Write the run's command.
-    names = ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size")
-    shape = [f"{name}={flat(asdict(chosen))[name]}" for name in names]
-    replaced = ("dry_run", "max_minutes", "max_steps", "model", *names)
+    passes = epochs(config, data, steps)
+    values = {"max_minutes": f"{minutes:g}"}
+    if passes > EPOCHS and not config.model.dropout:
+        values["model.dropout"] = "0.2"
+    for name in ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size"):
+        values[name] = flat(asdict(chosen))[name]
+    replaced = ("dry_run", "max_steps", "model", *values)
     typed = [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in replaced]
+    named = [f"{name}={value}" for name, value in values.items()]
     deserved = f"{minutes:g} min and this text: {count_parameters(model).total():,} parameters"
-    length = f"about {plural(steps, 'step')}, {epochs(config, data, steps):,.1f} epochs"
-    lines = [
-        f"size      for {deserved}, {length}",
-        f"          {command('train.py')} {shlex.join([*typed, limit, *shape])}",
+    return [
+        f"size      for {deserved}, about {plural(steps, 'step')}, {passes:,.1f} epochs",
+        f"          {command('train.py')} {shlex.join([*typed, *named])}",
     ]
-    if limit != asked:
-        lines.append(f"          {EPOCHS} epochs end before {asked}: more time may pay with model.dropout=0.2")
-    return lines
 
 
 def with_width(config: TrainConfig, width: int) -> TrainConfig:

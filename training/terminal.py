@@ -126,7 +126,7 @@ class Terminal(Logger):
             remedy = by_heart(config) if passes > 1 else f"Every token was new: {slower}"
             log.warning("after its best step the loss rose; sample.py takes that step's checkpoint. %s", remedy)
         elif passes > EPOCHS and progress.step <= config.eval_interval:  # nothing tells whether it rose
-            log.warning("the only evaluation came after %.1f epochs. %s", passes, by_heart(config))
+            log.warning("the only evaluation came after %.1f epochs: lower eval_interval to catch the best", passes)
 
 
 def by_heart(config: TrainConfig) -> str:
@@ -160,7 +160,7 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
         if config.max_steps:
             passes = epochs(config, data, config.max_steps)
             length += f", {passes:.2f} epochs"
-            if passes > EPOCHS:
+            if passes > EPOCHS and not config.model.dropout:
                 length += f" (beyond {EPOCHS} a model may learn the text by heart)"
     else:
         counted = f"{plural(data.targets(block_size), 'answer')} in each sequence of {block_size:,} tokens"
