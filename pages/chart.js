@@ -32,22 +32,21 @@ function ticks(from, to, most, logarithmic) {
   }
 }
 
-// An axis from `start` to `end` in pixels: {to: maps a value to its pixel, labels: [[pixel, text]]}. Texts are distinct.
+// An axis from `start` to `end` in pixels: {to: maps a value to its pixel, labels: [[pixel, text]]}. Texts are exact.
 function scale(values, logarithmic, start, end, most) {
   const f = logarithmic ? Math.log10 : Number;
   const back = x => (logarithmic ? 10 ** x : x);
   let low = Infinity;
   let high = -Infinity;
   let digits = 3;
-  let texts;
   for (const value of values) [low, high] = [Math.min(low, f(value)), Math.max(high, f(value))];
   const room = high - low > 1e-9 * Math.abs(high) ? (high - low) * 0.03 : Math.abs(low) * 0.1 || 1;
   [low, high] = [low - room, high + room];
   const to = value => start + ((f(value) - low) / (high - low)) * (end - start);
   const round = ticks(back(low), back(high), Math.max(2, most), logarithmic);
-  do texts = round.map(value => short(value, digits++));
-  while (new Set(texts).size < texts.length && digits < 15);
-  return {to, labels: round.map((value, i) => [to(value), texts[i]])};
+  const near = Math.abs(round[1] - round[0]) / 100;
+  while (digits < 15 && round.some(value => Math.abs(value - value.toPrecision(digits)) > near)) digits++;
+  return {to, labels: round.map(value => [to(value), short(value, digits)])};
 }
 
 // Styles of lines and their markers, for the values of a second setting; the last one is for all further values.

@@ -316,15 +316,20 @@ def test_every_figure_saves_itself_as_a_drawing_that_stands_alone_and_as_its_fig
 
 
 @needs_browser
-def test_every_axis_has_two_different_labels_at_least(sweep):
+def test_every_axis_has_two_labels_at_least_and_each_says_where_it_stands(sweep):
     draw = random.Random(0)
     ends = [[x, x * 10 ** draw.choice([0, 1e-6, 0.01, 0.3, 2, 12])] for x in (10.0**n for n in range(-6, 15))]
+    ends += [[371.51e9, 371.75e9], [0.17341, 0.17352], [100050, 100450], [2.2551, 2.2649]]
     script = f"""return {ends}.flatMap(ends => [1, 3, 8].flatMap(most => [false, true].map(logarithmic => {{
-      const found = scale(ends, logarithmic, 0, 300, most).labels;
-      return [new Set(found.map(label => label[1])).size, found.every(([at]) => at >= 0 && at <= 300)];
+      const {{to, labels}} = scale(ends, logarithmic, 0, 300, most);
+      const read = text => parseFloat(text) * (10 ** (3 * " kMGT".indexOf(text.at(-1))) || 1);
+      return [ends[1], labels.map(([at, text]) => [at, text, to(text.match(/[kMGT]$/) ? read(text) : +text)])];
     }})));"""
     found = browse(sweep, script)
-    assert len(found) == 6 * len(ends) and all(count >= 2 and inside for count, inside in found)
+    assert len(found) == 6 * len(ends)
+    for end, labels in found:
+        assert len({text for _, text, _ in labels}) >= 2 and all(0 <= at <= 300 for at, _, _ in labels)
+        assert end >= 1e15 or all(abs(at - stands) < 3 and len(text) < 17 for at, text, stands in labels), labels
 
 
 @needs_browser
