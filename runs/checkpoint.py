@@ -240,7 +240,7 @@ def code_wanted(path: Path, meta: Meta) -> Iterator[None]:
 
 
 def refuse_unknown(opened: str, unknown: list[str], meta: Meta) -> None:
-    """Raise CheckpointError, with the version that wrote the checkpoint, for unknown settings."""
+    """Raise CheckpointError, with the version that wrote it, for unknown settings or values."""
     if unknown:
         version = meta.computed_on.get("tinygpt", "?")
         problem = f"{opened} has {', '.join(unknown)}, unknown here; tinygpt {version} wrote it"

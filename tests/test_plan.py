@@ -322,6 +322,7 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
 
 
 def test_a_text_that_is_read_more_than_four_times_gets_dropout(train_config, monkeypatch):
+    models = []
     for count, typed, given in ((400, 0.0, 0.2), (400, 0.1, 0.0), (4000, 0.0, 0.0)):
         config = replace(train_config, model=replace(train_config.model, dropout=typed))
         lines, named = sized(config, monkeypatch, 5, count)
@@ -329,7 +330,9 @@ def test_a_text_that_is_read_more_than_four_times_gets_dropout(train_config, mon
         assert "for 5 min and" in lines[0] and (passes > 4) == (count == 400)
         assert (named.model.dropout, named.max_minutes, named.max_steps) == (given, 5, None)
         steps = int(re.search(r"about ([\d,]+) steps", lines[0])[1].replace(",", ""))
-        assert passes == pytest.approx(steps * 8 * 16 / (0.96 * count * 581), rel=0.02)
+        assert passes == pytest.approx(steps * 8 * 16 / (0.96 * count * 581), rel=0.02) and len(lines) == 2
+        models.append(replace(named.model, dropout=0.0))
+    assert models[0] == models[1] == models[2]
 
 
 def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_config):

@@ -322,8 +322,8 @@ def test_every_axis_has_two_labels_at_least_and_each_says_where_it_stands(sweep)
     ends += [[371.51e9, 371.75e9], [0.17341, 0.17352], [100050, 100450], [2.2551, 2.2649]]
     script = f"""return {ends}.flatMap(ends => [1, 3, 8].flatMap(most => [false, true].map(logarithmic => {{
       const {{to, labels}} = scale(ends, logarithmic, 0, 300, most);
-      const read = text => parseFloat(text) * (10 ** (3 * " kMGT".indexOf(text.at(-1))) || 1);
-      return [ends[1], labels.map(([at, text]) => [at, text, to(text.match(/[kMGT]$/) ? read(text) : +text)])];
+      const read = text => parseFloat(text) * 10 ** (3 * Math.max(0, " kMGT".indexOf(text.at(-1))));
+      return [ends[1], labels.map(([at, text]) => [at, text, to(read(text))])];
     }})));"""
     found = browse(sweep, script)
     assert len(found) == 6 * len(ends)

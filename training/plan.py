@@ -258,14 +258,15 @@ def size_lines(
     values = {"max_minutes": f"{minutes:g}"}
     if passes > EPOCHS and not config.model.dropout:
         values["model.dropout"] = "0.2"
+    settings = flat(asdict(chosen))
     for name in ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size"):
-        values[name] = flat(asdict(chosen))[name]
+        values[name] = settings[name]
     replaced = ("dry_run", "max_steps", "model", *values)
     typed = [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in replaced]
     named = [f"{name}={value}" for name, value in values.items()]
-    deserved = f"{minutes:g} min and this text: {count_parameters(model).total():,} parameters"
     return [
-        f"size      for {deserved}, about {plural(steps, 'step')}, {passes:,.1f} epochs",
+        f"size      for {minutes:g} min and this text: {count_parameters(model).total():,} parameters, "
+        f"about {plural(steps, 'step')}, {passes:,.1f} epochs",
         f"          {command('train.py')} {shlex.join([*typed, *named])}",
     ]
 
