@@ -29,6 +29,27 @@ def visible(text: object) -> str:
     return str(text).translate(PICTURES)
 
 
+# The escapes of typed texts, besides \xHH and \uHHHH; any other backslash stands for itself.
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "\\": "\\"}
+
+
+def unescaped(typed: str | None) -> str | None:
+    """Return a text with the characters for which \\n, \\t, \\x0c and the like stand."""
+
+    def character(escape: re.Match) -> str:
+        code = escape[2] or escape[3]
+        return chr(int(code, 16)) if code else ESCAPES[escape[1]]
+
+    pattern = r"\\(?:([nrtfv\\])|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4}))"
+    return None if typed is None else re.sub(pattern, character, typed)
+
+
+def escaped(text: str) -> str:
+    """Return the text that unescaped() turns into `text`, on one line."""
+    names = {character: name for name, character in ESCAPES.items()}
+    return "".join(f"\\{names[letter]}" if letter in names else letter for letter in text)
+
+
 class LogFormatter(logging.Formatter):
     """Formats log records by visible()."""
 

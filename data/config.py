@@ -7,13 +7,26 @@ from common.errors import SettingsError, at_least, fraction, one_of
 TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 
 # The sources of text, with the default of val_fraction. A larger text needs a smaller share for a steady loss.
-VAL_FRACTIONS = {"stdlib": 0.04, "tales": 0.04, "shakespeare": 0.1, "text": 0.1, "jsonl": 0.1, "hf": 0.01}
+VAL_FRACTIONS = {
+    "stdlib": 0.04,
+    "tales": 0.04,
+    "shakespeare": 0.1,
+    "files": 0.1,
+    "text": 0.1,
+    "jsonl": 0.1,
+    "csv": 0.1,
+    "hf": 0.01,  # of a dataset; of Parquet files that data.path names 0.1
+}
 # The synthetic tasks, with the default of data.task.vocab_size.
 VOCABULARIES = {"recall": 1024, "copy": 32, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "nanogpt", *VOCABULARIES)
 """The built-in sources; VOCABULARIES may get more from code=FILE."""
-DIVISIBLE = ("text", "jsonl", "hf")
+RECORDS = ("files", "jsonl", "csv", "hf")
+"""The sources of which data.text_field names the field that holds the text."""
+DIVISIBLE = ("text", *RECORDS)
 """The sources that data.separator divides into documents."""
+WITH_PATH = ("files", "text", "jsonl", "csv")
+"""The sources that read data.path and nothing else."""
 
 
 def check_source(name: str) -> None:
@@ -61,18 +74,22 @@ class DataConfig:
 
     source: str = "stdlib"
     """Source of the text: stdlib (the running Python's standard library), tales (stories from a
-    grammar), shakespeare (downloads 1.1 MB), text, jsonl, hf, nanogpt, recall, copy or induction
-    (synthetic tasks). jsonl has one JSON object a line. hf is a Hugging Face dataset,
+    grammar), shakespeare (downloads 1.1 MB), files, text, jsonl, csv, hf, nanogpt, recall, copy or
+    induction (synthetic tasks). files reads each file of data.path in its format: text, JSON lines, a
+    JSON array, CSV or Parquet. text, jsonl and csv read all of them in one. hf is a Hugging Face dataset,
     streamed, or Parquet files. nanogpt is a folder with train.bin and val.bin."""
     path: str | None = None
-    """For text, jsonl and hf: a file, a folder (searched at any depth) or a quoted glob;
-    .gz files are unpacked. For nanogpt: the folder. With source=stdlib, tales or shakespeare
-    a path means source=text, or source=hf if it ends in .parquet."""
+    """A file, a folder (searched at any depth) or a quoted glob; files packed by gzip, bzip2, xz or
+    Zstandard are unpacked. For nanogpt: the folder. With source=stdlib, tales or shakespeare a path
+    means source=files."""
+    val_path: str | None = None
+    """Your own validation text, in full: a file, a folder or a quoted glob. Then nothing is held out
+    of the other text, unless val_fraction asks for it."""
     separator: str | None = "<|endoftext|>"
-    """For text, jsonl and hf: the text that separates documents; when null each file or record
-    is one document. Line ends right after a separator are dropped."""
+    """For files, text, jsonl, csv and hf: the text that separates documents; when null each file or
+    record is one document. \\n is a line end. Line ends right after a separator are dropped."""
     text_field: str = "text"
-    """For jsonl and hf: the field that holds a document's text."""
+    """For files, jsonl, csv and hf: the field or column that holds a document's text."""
     name: str | None = None
     """For hf: the dataset's name on the hub, or a local folder."""
     subset: str | None = None
@@ -81,7 +98,7 @@ class DataConfig:
     """For hf: the split to read."""
     val_fraction: float | None = None
     """Share of the text held out for validation.
-    If null: 0.04 for stdlib and tales, 0.1 for shakespeare, text and jsonl, 0.01 for hf."""
+    If null: 0 with val_path, otherwise 0.04 for stdlib and tales, 0.01 for a dataset, 0.1 for others."""
     document_mask: bool = False
     """Confine attention to each token's own document."""
     cache_dir: str = "~/.cache/tinygpt"
@@ -91,10 +108,10 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.path is not None and self.source in ("stdlib", "tales", "shakespeare"):
-            self.source = "hf" if str(self.path).endswith(".parquet") else "text"
+            self.source = "files"
         check_source(self.source)
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
-        needs_path = self.source in ("text", "jsonl", "nanogpt") or (self.source == "hf" and not self.name)
+        needs_path = self.source in (*WITH_PATH, "nanogpt") or (self.source == "hf" and not self.name)
         if needs_path and not self.path:
             remedy = "give data.path=..., a file or folder (to a moved run, too), or for hf data.name=..., a dataset"
             raise SettingsError(f"data={self.source} has nothing to read", remedy)
@@ -107,7 +124,11 @@ class DataConfig:
     @property
     def validation_fraction(self) -> float:
         """Share of the text held out for validation, with the default resolved."""
-        return VAL_FRACTIONS[self.source] if self.val_fraction is None else self.val_fraction
+        if self.val_fraction is not None:
+            return self.val_fraction
+        if self.val_path:
+            return 0.0
+        return VAL_FRACTIONS["files" if self.source == "hf" and self.path else self.source]
 
 
 @dataclass(kw_only=True)

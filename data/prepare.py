@@ -33,6 +33,7 @@ from common.files import (
 )
 from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
+from data.overlap import overlap
 from data.texts import Source, fingerprint, sizes_of
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 
@@ -79,9 +80,13 @@ def prepare(
     # Name the folder by a hash of everything that the tokens depend on.
     root = user_path("data.cache_dir", data.cache_dir) / "tokens"
     source = Source(data)
+    validation = validation_source(data)
     tokenizer_key = tokenizer_content(encoding) if encoding else asdict(tokenizer)
-    key = json.dumps([FORMAT, source.fingerprint, data.validation_fraction, tokenizer_key], sort_keys=True)
-    folder = root / f"{data.source}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    key = [FORMAT, source.fingerprint, data.validation_fraction, tokenizer_key]
+    if validation:
+        key.append(validation.fingerprint)
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    folder = root / f"{'text' if data.source == 'files' else data.source}-{digest}"
     with os_errors_named("data.cache_dir", data.cache_dir, "used", "give a writable folder on a disk with room"):
         # Fill the folder, or wait for the process that does.
         while (text := text_of(folder)) is None and not prepares:
@@ -95,11 +100,20 @@ def prepare(
                 for leftover in root.glob(f".*{UNFINISHED}"):
                     remove(leftover)
                 # Ask again: another run may have filled it while this one waited for the lock.
-                text = text_of(folder) or make_folder(folder, source, encoding or tokenizer, log)
+                text = text_of(folder) or make_folder(folder, source, encoding or tokenizer, log, validation)
         # Map its tokens into memory.
         encoding = encoding or read_tokenizer(folder / "tokenizer.json")
         train, val = open_folder(folder, encoding, str(folder), "delete this folder: the next run makes it again")
         return TokenDataset(encoding, train, val, folder.name, text, data.document_mask)
+
+
+def validation_source(data: DataConfig) -> Source | None:
+    """Return the text of data.val_path, None if it is not given."""
+    if data.val_path is None:
+        return None
+    # Its format is its own. It may have one document, so a separator need not occur.
+    text = DataConfig(source="files", path=data.val_path, separator=data.separator, text_field=data.text_field)
+    return Source(text, "data.val_path")
 
 
 def text_of(folder: Path) -> str | None:
@@ -120,34 +134,53 @@ def make_folder(
     source: Source,
     tokenizer: TokenizerConfig | Encoding,
     log: Log,
+    validation: Source | None = None,
 ) -> str:
     """Write tokenizer.json, train.bin, val.bin and meta.json into a folder, atomically.
 
-    Returns the description of the text that was read.
+    validation: text that is held out besides, all of it. Returns the description of the text that was read.
     """
+    config = source.config
     log(f"Preparing {source.describe()} with tokenizer={tokenizer.name}, once.")
     remove(folder)  # one that is not whole
     with replacing(folder) as unfinished:
         # Split, train the tokenizer, encode.
         unfinished.mkdir()
-        split = Split(source, source.config.validation_fraction)
+        split = Split(source, config.validation_fraction)
+        source.refuse_idle_separator()
         if isinstance(tokenizer, TokenizerConfig):
             tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
-        write_tokens(split, tokenizer, unfinished)
+        own = held_out(validation.documents()) if validation else ()
+        write_tokens(chain(split.pieces(split.documents()), own), tokenizer, unfinished)
         # Check that nobody changed the text meanwhile, and that both splits have tokens.
-        if Source(source.config).fingerprint != source.fingerprint:
-            problem = f"data={source.config.source} changes while it is read ({source.describe()})"
-            raise DataError(problem, "wait until nothing writes to it, or read a copy")
-        for loss, (count, places) in source.losses.items():
-            log(f"{loss}: {count:,}, first in {', '.join(places)}.")
+        for each in filter(None, (source, validation)):
+            if Source(each.config, each.setting.partition("=")[0]).fingerprint != each.fingerprint:
+                problem = f"{each.setting} changes while it is read ({each.describe()})"
+                raise DataError(problem, "wait until nothing writes to it, or read a copy")
+            for line in each.note_lines():
+                log(line)
+        if validation and not validation.count:
+            raise DataError(f"{validation.setting} has no text ({validation.describe()})", "give a text")
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not all(sizes.values()):
-            problem = f"data={source.config.source} has no text, or too little to hold some out ({source.describe()})"
-            raise DataError(problem, f"add text, or raise data.val_fraction={source.config.validation_fraction:g}")
+            problem = f"data={config.source} has no text, or too little to hold some out ({source.describe()})"
+            raise DataError(problem, f"add text, or raise data.val_fraction={config.validation_fraction:g}")
         text = source.describe()
+        if validation:
+            train, val = open_folder(unfinished, tokenizer, str(unfinished), "")
+            begins = np.flatnonzero(val == tokenizer.eot_token)[-validation.count]  # its documents are the last
+            share = overlap(train, val[begins:], tokenizer.eot_token)
+            text += f"; validation {validation.describe()}, {share:.1%} of it also in the training text"
         (unfinished / "meta.json").write_text(json.dumps({"text": text, "sizes": sizes}, indent=1))
     return text
+
+
+def held_out(documents: Iterable[Iterable[str]]) -> Iterator[Piece]:
+    """Yield documents as pieces of the validation split."""
+    for document in documents:
+        for number, text in enumerate(document):
+            yield "val", number == 0, text
 
 
 class Split:
@@ -252,8 +285,8 @@ def jobs(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     yield job
 
 
-def write_tokens(split: Split, encoding: Encoding, folder: Path) -> None:
-    """Write train.bin and val.bin, in the order of the text, encoded on all cores."""
+def write_tokens(pieces: Iterable[Piece], encoding: Encoding, folder: Path) -> None:
+    """Write train.bin and val.bin, in the order of the pieces, encoded on all cores."""
     dtype = token_dtype(encoding.n_vocab)
     mark = np.array([encoding.eot_token], np.uint32)
 
@@ -266,7 +299,7 @@ def write_tokens(split: Split, encoding: Encoding, folder: Path) -> None:
             encoded.append((name, ids.astype(dtype).tobytes(), len(text)))
         return encoded
 
-    waiting = jobs(split.pieces(split.documents()))
+    waiting = jobs(pieces)
     with ExitStack() as stack:
         files = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in SPLITS}
         pool = stack.enter_context(ThreadPoolExecutor())

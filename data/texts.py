@@ -4,25 +4,27 @@ A document is an iterable of pieces of text of bounded length, so it may be larg
 """
 
 import glob
-import gzip
 import hashlib
-import json
 import os
 import platform
+import shlex
 import sys
 import sysconfig
-import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.request import urlopen
 
-from common.errors import DataError, first_line, naming, os_error_reason
+from common.errors import DataError, first_line, format_value, naming
 from common.files import reading, replacing, user_path
-from common.text import plural, si
+from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
+from data.encoding import Damage, NotText, check_text
+from data.formats import FORMATS, Format, Record, format_of, is_named, missing_field, opened_text, records_of
 from data.tales import LISTS, RULES, tales
 from data.tokenizer import LONGEST, pieces, replace_surrogates
 
@@ -31,8 +33,15 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 # Left out of the standard library: tests, near copies and generated tables.
 SKIPPED = {"test", "tests", "idle_test", "lib2to3", "encodings", "stringprep.py", "_casefix.py"}
-# Endings of the files that a folder is searched for; a text may have any name.
-ENDINGS = {"jsonl": (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"), "hf": (".parquet",)}
+# The format of all files of a source that reads one format alone.
+FORMAT_OF_SOURCE = {
+    "text": "text",
+    "stdlib": "text",
+    "shakespeare": "text",
+    "jsonl": "jsonl",
+    "csv": "csv",
+    "hf": "parquet",
+}
 
 Files = dict[str, tuple[int, int]]
 """{path: (size, mtime_ns)}."""
@@ -41,17 +50,18 @@ Files = dict[str, tuple[int, int]]
 class Source:
     """The documents of a data source.
 
-    The constructor reads only names, sizes and times of files, but downloads shakespeare. It raises DataError if there
-    is nothing to read, and so may documents().
+    The constructor reads names, sizes, times and first lines of files, but downloads shakespeare. It raises DataError
+    if there is nothing to read, and so may documents().
     """
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, setting: str = "data.path") -> None:
+        """setting: the name of config.path in errors."""
         self.config = config
+        self.setting = f"{setting}={config.path}" if config.path else f"data={config.source}"
 
         # Find the files, and name the text.
         self.files = Files()
-        kind = "file"
-        name = config.path
+        name = str(config.path)
         if config.source == "stdlib":
             name = f"stdlib of {platform.python_implementation()} {sys.version[:4]}"
             self.files = stdlib_files()
@@ -61,132 +71,241 @@ class Source:
         elif config.source == "tales":
             name = f"{config.tales.count:,} tales of seed {config.tales.seed}"
         elif config.path:
-            endings = ENDINGS.get(config.source, ("",))
-            self.files = find_files(config.path, endings)
-            kind = f"{endings[0]} file".lstrip()
+            self.files = find_files(config.path, FORMAT_OF_SOURCE.get(config.source, "text"), setting)
         else:
             # Do not look for a new revision on the hub: each start would need the network.
             name = f"dataset {config.name}, split {config.split}"
             local = user_path("data.name", str(config.name))
             if local.is_dir():
                 self.files = find_files(str(local), setting="data.name")
-
         self.name = name
-        self.kind = kind
 
         # Hash all that may change its content. Shakespeare is the same in every folder.
         files = {} if config.source == "shakespeare" else self.files
-        asked = (config.source, config.text_field, config.name, config.subset, config.split)
-        self.separator = config.separator if config.source in DIVISIBLE else None
-        added = [name, LISTS, RULES] if config.source == "tales" else [self.separator]
+        source = "text" if config.source == "files" else config.source  # the same, if all files are text
+        asked = (source, config.text_field, config.name, config.subset, config.split)
+        self.separator = unescaped(config.separator) if config.source in DIVISIBLE else None
+        added: list[Any] = [name, LISTS, RULES] if config.source == "tales" else [self.separator]
+        if config.source == "files" and {*self.formats.values()} != {"text"}:
+            added.append(repr(self.formats))
         self.fingerprint = fingerprint(files, *asked, *filter(None, added))
         """A hash that changes if the text may have changed."""
-        self.losses: dict[str, tuple[int, list[str]]] = {}
-        """{kind of loss: (count, first places)} of the latest reading."""
-        self.binary: set[str] = set()
+        self.checked: dict[str, Damage | NotText | None] = {}
+        self._begin_reading()
+
+    def _begin_reading(self) -> None:
+        self.count = 0
+        """The number of documents of the latest reading; one without text does not count."""
+        self.separators = 0
+        """The number of separators that it found."""
+        self.replaced = 0
+        """The number of bytes that were not UTF-8."""
+        self.left_out: set[str] = set()
         """The files that it left out."""
+        self.notes: dict[str, tuple[int, list[str]]] = {}
+        """Facts about it that its reader should know, {fact: (count, first places)}."""
+
+    @cached_property
+    def found(self) -> dict[str, Format]:
+        """The format of each file."""
+        with naming(self.setting):
+            return {file: format_of(file, *status) for file, status in self.files.items()}
+
+    @cached_property
+    def formats(self) -> dict[str, str]:
+        """The format in which each file is read, one of FORMATS."""
+        wanted = FORMAT_OF_SOURCE.get(self.config.source)
+        if wanted == "jsonl":  # a JSON file may be an array of the same records
+            return {file: "json" if each.name == "json" else wanted for file, each in self.found.items()}
+        if wanted:
+            return dict.fromkeys(self.files, wanted)
+        # Records without the field are read as they are if a text lies beside them, or if only their content tells that
+        # they are records. Otherwise reading them ends in an error that names the fields.
+        field = self.config.text_field
+        is_mixed = any(each.name == "text" for each in self.found.values())
+        return {
+            file: "text" if each.fields and field not in each.fields and (is_mixed or not each.is_named) else each.name
+            for file, each in self.found.items()
+        }
 
     def describe(self) -> str:
-        """Return the text in words: "stdlib of CPython 3.11: 532 files, 10.4 MB".
+        """Return the text in words: "stdlib of CPython 3.11: 532 files, 530 documents, 10.4 MB".
 
-        Before it is read, files that turn out to be binary count.
+        Before it is read, neither its documents are known nor the files that will be left out.
         """
-        if not self.files:
-            return f"{self.name}"
-        sizes = [size for file, (size, _) in self.files.items() if file not in self.binary]
-        return f"{self.name}: {plural(len(sizes), self.kind)}, {si(sum(sizes), 3)}B"
+        parts = []
+        read = {file: size for file, (size, _) in self.files.items() if file not in self.left_out}
+        if read:
+            formats = Counter(self.formats[file] if self.count else "text" for file in read)
+            parts += [plural(count, FORMATS[format].noun) for format, count in formats.items()]
+        if self.count:
+            parts.append(plural(self.count, "document"))
+        if read:
+            parts.append(f"{si(sum(read.values()), 3)}B")
+        losses = []
+        if self.left_out:
+            losses.append(f"{plural(len(self.left_out), 'file')} left out")
+        if self.replaced:
+            losses.append(f"{plural(self.replaced, 'byte')} replaced by U+FFFD")
+        text = f"{self.name}: {', '.join(parts)}" if parts else self.name
+        return f"{text}; {', '.join(losses)}" if losses else text
 
     def documents(self) -> Iterator[Iterable[str]]:
-        """Yield all documents; an empty one has no pieces."""
-        self.losses.clear()
-        if self.config.source == "hf":
-            yield from self._texts_of(_dataset_records(self.config, self.files))
-        elif self.config.source == "tales":
-            yield from ([tale] for tale in tales(self.config.tales))
-        elif self.config.source == "jsonl":
-            for file in self.files:
-                with self._reading(file) as lines:
-                    yield from self._texts_of(json_records(lines, file))
-        else:
-            for file in self.files:
-                yield from divided(self._blocks(file), self.separator)
+        """Yield all documents that have text. Read each to its end before the next."""
+        self._begin_reading()
+        for document in self._documents():
+            texts = iter(document)
+            first = next(texts, None)
+            if first is not None:
+                self.count += 1
+                yield chain([first], texts)
 
-    def _texts_of(self, records: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Iterable[str]]:
-        """Yield the documents in (place, record) pairs; a record whose text is null is left out."""
+    def _documents(self) -> Iterator[Iterable[str]]:
+        if self.config.source == "tales":
+            yield from ([tale] for tale in tales(self.config.tales))
+        elif self.config.source == "hf" and not self.config.path:
+            yield from self._texts_of(_dataset_records(self.config))
+        else:
+            with naming(self.setting):
+                for file in self.files:
+                    yield from self._documents_of(file)
+
+    def _documents_of(self, file: str) -> Iterator[Iterable[str]]:
+        """Yield the documents of a file; none if it is left out, which the only file never is."""
+        format = self.formats[file]
+        if format != "parquet":
+            try:
+                damage = self._checked(file)
+            except NotText as error:
+                self.left_out.add(file)
+                if len(self.left_out) == len(self.files):
+                    raise
+                self._note(
+                    "Files left out that are not text in UTF-8",
+                    1,
+                    f"{file} ({error.problem.removeprefix(f'{file} is ')})",
+                )
+                return
+        self._note_format(file)
+        if format == "text":
+            if damage:
+                self._note_replaced(damage.broken, f"{file} {damage.place}")
+            yield from self._divided(self._blocks(file))
+        else:
+            yield from self._texts_of(records_of(file, format, self.config.text_field))
+
+    def _checked(self, file: str) -> Damage | None:
+        """Return check_text(file), which is asked once."""
+        if file not in self.checked:
+            try:
+                self.checked[file] = check_text(file)
+            except NotText as error:
+                self.checked[file] = error
+        result = self.checked[file]
+        if isinstance(result, NotText):
+            raise result
+        return result
+
+    def _note_format(self, file: str) -> None:
+        """Note a file that could be read in another format."""
+        if self.config.source not in ("files", "text"):
+            return
+        found = self.found[file]
+        noun = FORMATS[found.name].noun
+        if self.formats[file] != found.name:
+            fields = f" with {', '.join(found.fields)}" if found.fields else ""
+            remedy = "leave out data=text" if self.config.source == "text" else "data.text_field= names their text"
+            self._note(f"Files of records read as they are ({remedy})", 1, f"{file} (a {noun}{fields})")
+        elif found.name != "text" and not found.is_named:
+            fact = "Files of records by their content alone (data=text reads all as text)"
+            self._note(fact, 1, f"{file} (a {noun})")
+
+    def _texts_of(self, records: Iterable[Record]) -> Iterator[Iterable[str]]:
+        """Yield the documents of records; one whose text is null has none."""
         field = self.config.text_field
         for where, record in records:
             if field not in record:
-                raise DataError(f"{where} has no field data.text_field={field}", f"choose one of {', '.join(record)}")
+                raise missing_field(where, field, [*record], is_text=bool(self.config.path))
             if record[field] is None:
                 self._note(f"Records left out whose {field} is null", 1, where)
             elif isinstance(record[field], str):
-                yield from divided([self._in_unicode(record[field], where)], self.separator)
+                text, replaced = replace_surrogates(record[field])
+                if replaced:
+                    self._note_replaced(replaced, where)
+                yield from self._divided([text])
             else:
                 problem = f"{where}: data.text_field={field} is not text ({record[field]!r:.40})"
                 raise DataError(problem, "choose another field")
 
     def _blocks(self, file: str) -> Iterator[str]:
-        """Yield a file's text in blocks, none if it is binary; DataError if it is the only file."""
-        with self._reading(file) as stream:
+        """Yield the text of a file in blocks."""
+        with opened_text(file) as stream:
             block = stream.read(LONGEST)
-            # Binary, or in another encoding than UTF-8: it has a NUL, or more than half of it is no UTF-8.
-            if "\0" in block or 2 * replace_surrogates(block)[1] > len(block):
-                if len(self.files) == 1:
-                    problem = f"{file} is not text in UTF-8 (it is binary or of another encoding)"
-                    raise DataError(problem, "convert it, e.g. with iconv")
-                self.binary.add(file)
-                self._note("Files left out that are not text in UTF-8", 1, file)
-                return
-            # Report JSON lines and line ends of Windows: they are read as they are, but rarely meant to be learned.
-            if file.endswith(ENDINGS["jsonl"]):
-                self._note("Files of JSON lines read as they are (data=jsonl reads a field, no other files)", 1, file)
+            # They are read as they are, but rarely meant to be learned.
             if "\r\n" in block:
-                self._note(
-                    "Files with \\r\\n at line ends, which the model learns (to convert: sed -i 's/\\r$//')", 1, file
-                )
+                convert = "to convert: sed -i 's/\\r$//'"
+                self._note(f"Files with \\r\\n at line ends, which the model learns ({convert})", 1, file)
             while block:
-                yield self._in_unicode(block, file)
+                yield replace_surrogates(block)[0]
                 block = stream.read(LONGEST)
 
-    @contextmanager
-    def _reading(self, file: str) -> Iterator[TextIO]:
-        """Open a file as text, unpacked if .gz; bytes that are not UTF-8 become lone surrogates."""
-        opened: Any = gzip.open if file.endswith(".gz") else open
-        path = self.config.path
-        with naming(f"data.path={path}" if path else f"data={self.config.source}"):
-            try:
-                with opened(file, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as stream:
-                    yield stream
-            except (OSError, EOFError, zlib.error) as error:
-                raise DataError(
-                    f"{file} cannot be read ({os_error_reason(error)})", "fix it or leave it out"
-                ) from error
+    def _divided(self, blocks: Iterable[str]) -> Iterator[Iterable[str]]:
+        """Yield the documents between the separators of a text, and count the separators."""
 
-    def _in_unicode(self, text: str, where: str) -> str:
-        text, lost = replace_surrogates(text)
-        if lost:
-            self._note(
-                "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8 OLD > NEW)",
-                lost,
-                where,
-            )
-        return text
+        def count() -> None:
+            self.separators += 1
 
-    def _note(self, loss: str, count: int, where: str) -> None:
-        before, places = self.losses.get(loss, (0, []))
-        self.losses[loss] = before + count, [*places, where][:10]
+        return divided(blocks, self.separator, count)
+
+    def _note_replaced(self, count: int, where: str) -> None:
+        self.replaced += count
+        self._note("Bytes that are not UTF-8 and became U+FFFD", count, where)
+
+    def _note(self, fact: str, count: int, where: str) -> None:
+        before, places = self.notes.get(fact, (0, []))
+        self.notes[fact] = before + count, [*places, where][:10]
+
+    def note_lines(self) -> list[str]:
+        """Return the notes of the latest reading as sentences."""
+        return [f"{fact}: {count:,}, first in {', '.join(places)}." for fact, (count, places) in self.notes.items()]
+
+    def refuse_idle_separator(self) -> None:
+        """Raise DataError if a separator was asked for that the text, now read, has nowhere."""
+        typed = self.config.separator
+        if self.separators or self.separator is None or typed in (None, DataConfig.separator):
+            return
+        # Try other readings of it: with other line ends, or letter by letter.
+        problem = f"data.separator={escaped(self.separator)} occurs nowhere in the text ({self.describe()})"
+        unix = self.separator.replace("\r\n", "\n")
+        for other in (unix, unix.replace("\n", "\r\n"), typed, unix.strip()):
+            if other and other != self.separator:
+                source = Source(replace(self.config, separator=escaped(other)), self.setting.partition("=")[0])
+                for document in source.documents():
+                    for _ in document:
+                        pass
+                if source.separators:
+                    remedy = (
+                        f"{shlex.quote(f'data.separator={escaped(other)}')} occurs {plural(source.separators, 'time')}"
+                    )
+                    raise DataError(problem, remedy)
+        raise DataError(problem, "correct it, or leave it out: then each file or record is a document")
 
 
-def divided(blocks: Iterable[str], separator: str | None) -> Iterator[Iterable[str]]:
+def divided(
+    blocks: Iterable[str],
+    separator: str | None,
+    on_separator: Callable[[], None] = lambda: None,
+) -> Iterator[Iterable[str]]:
     """Yield the documents between the separators of a text, each as pieces.
 
     The text comes in blocks of any size. Read each document to its end before the next. Line ends right after a
     separator belong to it, and white space alone is no document. If `separator` is None the text is one document.
+    on_separator: called at each separator.
     """
     if separator is None:
         yield pieces(blocks)
         return
-    parts = _parts(blocks, separator)
+    parts = _parts(blocks, separator, on_separator)
     is_first = True
     for part in parts:
         # The parts up to the next separator, which is None.
@@ -199,7 +318,7 @@ def divided(blocks: Iterable[str], separator: str | None) -> Iterator[Iterable[s
         is_first = False
 
 
-def _parts(blocks: Iterable[str], separator: str) -> Iterator[str | None]:
+def _parts(blocks: Iterable[str], separator: str, on_separator: Callable[[], None]) -> Iterator[str | None]:
     """Yield a text in parts, and None for each separator.
 
     Every separator has a part before and after it, which may be "".
@@ -211,6 +330,7 @@ def _parts(blocks: Iterable[str], separator: str) -> Iterator[str | None]:
         *ended, pending = (pending + block).split(separator)
         for part in ended:
             yield part
+            on_separator()
             yield None
         certain = max(0, len(pending) - straddling)
         yield pending[:certain]
@@ -218,49 +338,30 @@ def _parts(blocks: Iterable[str], separator: str) -> Iterator[str | None]:
     yield pending
 
 
-def json_records(lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each object of JSON lines with its place, "SOURCE line 3"; skip empty lines.
-
-    Raises DataError for a line that is no JSON object.
-    """
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{source} line {number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where} is not JSON ({error})", "fix it or leave it out") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{where} is not a JSON object", "write each line as {...}")
-        yield where, record
-
-
-def _dataset_records(config: DataConfig, files: Files) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the records of a dataset, or of data.path's Parquet files, with their places."""
+def _dataset_records(config: DataConfig) -> Iterator[Record]:
+    """Yield the records of a dataset, with their places."""
     # Imported here because it is optional, and slow.
     try:
-        import datasets  # type: ignore[import-not-found, unused-ignore]
+        import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise DataError("data=hf needs the datasets library", 'pip install -e ".[hf]"') from error
     # Stream the records: a dataset may be larger than the disk.
-    if config.path:
-        settings = f"data.path={config.path}"
-        asked: dict[str, Any] = {"path": "parquet", "data_files": list(files), "split": "train"}
-    else:
-        settings = f"data.name={config.name}, data.subset={config.subset}, data.split={config.split}"
-        asked = {"path": str(user_path("data.name", str(config.name))), "name": config.subset, "split": config.split}
+    settings = f"data.name={config.name}, data.subset={format_value(config.subset)}, data.split={config.split}"
+    place = user_path("data.name", str(config.name))
     try:
-        for number, record in enumerate(datasets.load_dataset(**asked, streaming=True), start=1):
+        records = datasets.load_dataset(str(place), name=config.subset, split=config.split, streaming=True)
+        for number, record in enumerate(records, start=1):
             yield f"{settings}: record {number}", record
     except Exception as error:  # the library raises errors of all layers below it
-        raise DataError(f"{settings} cannot be read ({first_line(error)})", "check it and the network") from error
+        remedy = "check its files" if place.is_dir() else "check it and the network"
+        raise DataError(f"{settings} cannot be read ({first_line(error)})", remedy) from error
 
 
-def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data.path") -> Files:
+def find_files(path: str, format: str = "text", setting: str = "data.path") -> Files:
     """Return the regular files that a setting names: a file, a folder's or a glob's.
 
-    Leaves out a folder's hidden files, and those with other endings. Raises SettingsError if they cannot be found.
+    Leaves out a folder's hidden files. format: one of FORMATS; if it is not text, of a folder the files whose endings
+    name it, or if there are none, those whose content is of it. Raises SettingsError if there are no files.
     """
 
     def fail(error: OSError) -> None:  # os.walk() would pass over a closed folder
@@ -271,13 +372,16 @@ def find_files(path: str, endings: tuple[str, ...] = ("",), setting: str = "data
     with reading(setting, path):
         if root.is_dir():
             walked = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
-            shown = [file for file in walked if not any(part[0] == "." for part in file.relative_to(root).parts)]
-            found = [file for file in shown if file.name.endswith(endings)]
+            found = [file for file in walked if not any(part[0] == "." for part in file.relative_to(root).parts)]
         elif not root.exists():
             found = [*map(Path, glob.glob(str(root), recursive=True))]  # noqa: PTH207 (Path.glob wants a relative one)
         files = sizes_of(found)
+        if root.is_dir() and format != "text":
+            named = {file: status for file, status in files.items() if is_named(file, format)}
+            files = named or {file: each for file, each in files.items() if format_of(file, *each).name == format}
     if not files:
-        problem = f"{setting}={path} names no {' or '.join(endings) or 'regular'} file (seen from {Path.cwd()})"
+        noun = "regular file" if format == "text" else FORMATS[format].noun
+        problem = f"{setting}={path} names no {noun} (seen from {Path.cwd()})"
         raise DataError(problem, "give a file, a folder or a quoted glob that holds text")
     return files
 

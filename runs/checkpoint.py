@@ -202,6 +202,9 @@ def read_meta(path: Path) -> Meta:
         data = meta.config.get("data")
         if isinstance(data, dict):
             data.setdefault("separator", None)
+            # They held out 1% of Parquet files too.
+            if "val_path" not in data and data.get("source") == "hf" and data.get("path"):
+                data["val_fraction"] = data.get("val_fraction") or 0.01
         for gone in ("tensorboard", "distributed", "plan"):  # no run depends on a plan
             meta.config.pop(gone, None)
         return meta

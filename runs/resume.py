@@ -42,8 +42,11 @@ MAY_CHANGE_ON_RESUME = (
     "keep_checkpoints",
     "sample_tokens",
     "sample_prompt",
+    "patience",
     "wandb",
+    "data.source",  # the fingerprint of the tokens tells whether the text is another one
     "data.path",
+    "data.val_path",
     "data.cache_dir",
     "device",
     "compile",
@@ -51,6 +54,9 @@ MAY_CHANGE_ON_RESUME = (
     "recompute",
     "micro_batch_size",
 )
+
+# Settings of data that are paths of one machine.
+PATHS = ("path", "val_path", "cache_dir")
 
 # Settings of the model on which no weight depends. They may change with allow_changes.
 WITHOUT_WEIGHTS = [
@@ -130,7 +136,7 @@ def settings_to_go_on(run: Path, known: Collection[str]) -> dict[str, Any]:
     if meta.home != str(run.resolve()):
         with readable(run):
             data = settings["data"].items()
-            settings |= {"data": {name: value for name, value in data if name not in ("path", "cache_dir")}}
+            settings |= {"data": {name: value for name, value in data if name not in PATHS}}
         settings.pop("wandb", None)
     return settings
 

@@ -1,7 +1,10 @@
 """The rules of data/prepare.py: text on disk as tokens, once and whole."""
 
+import hashlib
 import itertools
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +23,7 @@ from common.errors import DataError, SettingsError
 from data import prepare
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import LONGEST_SHARE, Split, TokenDataset
+from data.texts import Source
 from data.tokenizer import END_OF_TEXT, LONGEST, encode_text, make_tokenizer, save_tokenizer, train_bpe
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -113,13 +117,14 @@ def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monk
     for number, essay in enumerate(essays(300)):
         (folder / f"{number:04}.txt").write_bytes(essay.encode() + b"\xff" * (number in (200, 299)))
     read = prepared(tmp_path, folder, log=(log := [])).description
-    assert "301 files" in log[0] and read.startswith(f"{folder}: 300 files, ")
+    assert "301 files" in log[0] and read.startswith(f"{folder}: 300 files, 300 documents, ")
     assert prepared(tmp_path, folder).description == read, "from the cache"
-    lost = "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8 OLD > NEW)"
+    places = [f"{folder / f'{number:04}.txt'} line 21, byte {len(essays(300)[number])}" for number in (200, 299)]
     assert log[1:] == [
-        f"Files left out that are not text in UTF-8: 1, first in {folder / '0.png'}.",
-        f"{lost}: 2, first in {folder / '0200.txt'}, {folder / '0299.txt'}.",
+        f"Files left out that are not text in UTF-8: 1, first in {folder / '0.png'} (not text but binary).",
+        f"Bytes that are not UTF-8 and became U+FFFD: 2, first in {', '.join(places)}.",
     ]
+    assert read.endswith("; 1 file left out, 2 bytes replaced by U+FFFD")
 
 
 def test_bpe_never_learns_from_held_out_text(tmp_path, monkeypatch):
@@ -251,6 +256,87 @@ def test_a_small_text_is_read_once_and_a_large_one_again(monkeypatch):
         assert len(list(chosen.pieces(chosen.documents()))) == 6 and source.read == before + again
 
 
+# A validation text of one's own
+
+
+@pytest.mark.parametrize("fraction", [None, 0.2])
+def test_a_validation_text_is_whole_beside_or_in_place_of_the_share_held_out(tmp_path, fraction):
+    train = write_jsonl(tmp_path / "train.jsonl", essays(300))
+    own = [text[::-1].strip() for text in essays(20)] + essays(5)  # the last five are in the training text too
+    (tmp_path / "val.txt").write_text(END_OF_TEXT.join(own))
+    data = prepared(tmp_path, train, val_path=str(tmp_path / "val.txt"), val_fraction=fraction)
+    held_out = documents(data, data.val)
+    assert held_out[-25:] == own and sorted(documents(data, data.train) + held_out[:-25]) == sorted(essays(300))
+    assert (len(held_out) == 25) == (fraction is None)
+    described = f"{train}: 1 JSON lines file, 300 documents, "
+    assert data.description.startswith(described)
+    assert f"; validation {tmp_path}/val.txt: 1 file, 25 documents, " in data.description
+    share = float(re.search(r", ([\d.]+)% of it also in the training text$", data.description)[1])
+    trained = {*documents(data, data.train)}
+    expected = sum(len(text) for text in own if text in trained) / sum(map(len, own))
+    assert share == pytest.approx(100 * expected, abs=0.5) and share > 1  # a few passages reach into a neighbour
+
+
+def test_the_tokens_depend_on_the_validation_text_and_on_nothing_new_without_one(tmp_path):
+    train = write_jsonl(tmp_path / "train.jsonl", essays(100))
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"{name} text to validate with\n" * 50)
+    plain = prepared(tmp_path, train)
+    key = [6, Source(DataConfig(source="jsonl", path=str(train))).fingerprint, 0.1, {"name": "byte", "vocab_size": 300}]
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    assert plain.fingerprint == f"jsonl-{digest}", "the name that versions without val_path gave it"
+    seen = [prepared(tmp_path, train, val_path=str(tmp_path / name)).fingerprint for name in ("a", "b", "a")]
+    assert len({plain.fingerprint, *seen}) == 3 and seen[0] == seen[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "data.val_path=.*val.txt names no regular file"),
+        ("", r"data\.val_path=.*val\.txt has no text"),
+        ("чтение, письмо\n", r"data\.val_path=.*val\.txt is not text in UTF-8, but in "),
+    ],
+)
+def test_a_validation_text_that_cannot_be_read_is_refused_by_its_own_name(tmp_path, text_file, content, message):
+    if content is not None:
+        (tmp_path / "val.txt").write_bytes((content * 50).encode("cp1251"))
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path, text_file, val_path=str(tmp_path / "val.txt"))
+    assert cache_names(tmp_path) == [] if (tmp_path / "cache/tokens").exists() else True
+
+
+# Separators
+
+
+def test_a_separator_is_typed_with_escapes_and_one_that_is_nowhere_is_refused_with_the_one_that_is(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("\n\n\n".join(essays(300)))
+    data = prepared(tmp_path, file, separator=r"\n\n\n")
+    assert (
+        ", 300 documents, " in data.description
+        and data.fingerprint == prepared(tmp_path, file, separator="\n\n\n").fingerprint
+    )
+    cases = [
+        (lambda text: text.replace("\n", "\r\n"), r"\n\n\n", r"'data.separator=\r\n\r\n\r\n' occurs 299 times."),
+        (lambda text: text, r"\r\n\r\n\r\n", r"'data.separator=\n\n\n' occurs 299 times."),
+        (
+            lambda text: text.replace("\n\n\n", r"\newpage"),
+            r"\newpage",
+            r"'data.separator=\\newpage' occurs 299 times.",
+        ),
+        (lambda text: text.replace("\n\n\n", "---"), r"\n---\n", "data.separator=--- occurs 299 times."),
+        (lambda text: text, "***", "correct it, or leave it out: then each file or record is a document."),
+    ]
+    for change, separator, remedy in cases:
+        file.write_bytes(change("\n\n\n".join(essays(300))).encode())
+        with pytest.raises(DataError, match="occurs nowhere in the text .*1 file, 1 document") as caught:
+            prepared(tmp_path, file, separator=separator)
+        assert str(caught.value).endswith(remedy)
+        if "occurs" in remedy:  # the remedy works as it is typed
+            (typed,) = shlex.split(remedy.partition(" occurs")[0])
+            assert "300 documents" in prepared(tmp_path, file, separator=typed.partition("=")[2]).description
+
+
 # The cache
 
 
@@ -291,7 +377,7 @@ def test_a_file_of_another_size_or_an_unreadable_meta_prepares_again(tmp_path, t
 
 def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text_file, monkeypatch):
     monkeypatch.setattr(prepare, "write_tokens", lambda *_: text_file.write_text("the new text\n" * 600))
-    with pytest.raises(DataError, match=r"data=text changes while it is read .*a\.txt.*: wait"):
+    with pytest.raises(DataError, match=r"data\.path=.*a\.txt changes while it is read .*a\.txt.*: wait"):
         prepared(tmp_path, text_file)
     assert cache_names(tmp_path) == []
 

@@ -248,7 +248,7 @@ def test_a_checkpoint_of_another_place_chooses_no_places_and_no_services(config,
         forge(step, config={"wandb": {"mode": "online"}, "data": read_meta(step).config["data"] | {"path": "/etc"}})
     again = run_here("train.py", f"resume={run}", "max_steps=8", "dry_run=true", cwd=tmp_path)
     if moved:  # the text's path is to be typed
-        assert "data=text has nothing to read: give data.path=" in again.stderr
+        assert "data=files has nothing to read: give data.path=" in again.stderr
         typed = [f"data.path={config.data.path}", f"data.cache_dir={config.data.cache_dir}", "data=text"]
         assert run_here("train.py", f"resume={run}", "max_steps=8", *typed, cwd=tmp_path).returncode == 0
         assert steps_of(run) == list(range(1, 9))
@@ -261,7 +261,7 @@ def test_a_moved_run_asks_for_the_place_of_its_text(config, tmp_path):
     (tmp_path / "old").rename(tmp_path / "new")
     Path(config.data.path).unlink()
     done = run_here("train.py", "resume=auto", cwd=tmp_path / "new")
-    assert "data=text has nothing to read: give data.path=" in done.stderr
+    assert "data=files has nothing to read: give data.path=" in done.stderr
 
 
 @pytest.mark.parametrize("shorter", [{"max_steps": 2}, {"max_steps": None, "max_flops": 1.0}])

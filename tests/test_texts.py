@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from common.errors import DataError, SettingsError
 from data import texts
-from data.config import DataConfig, TaskConfig, TokenizerConfig
+from data.config import WITH_PATH, DataConfig, TaskConfig, TokenizerConfig
 from data.texts import Source, divided
 from data.tokenizer import END_OF_TEXT, LONGEST
 
@@ -37,19 +37,14 @@ def of_path(path: Path | str, source: str = "text", **settings: str | None) -> S
 # Settings
 
 
-def test_a_path_alone_chooses_text_or_parquet_and_each_source_has_its_own_share():
-    for path, source in (("notes.txt", "text"), ("a/*.parquet", "hf"), ("parquet", "text")):
-        assert {DataConfig(source=default, path=path).source for default in ("stdlib", "shakespeare")} == {source}
-        assert DataConfig(source="jsonl", path=path).source == "jsonl"
-    shares = [DataConfig(source=source, path="a").validation_fraction for source in ("text", "jsonl", "hf")]
-    assert [*shares, DataConfig().validation_fraction, DataConfig(source="shakespeare").validation_fraction] == [
-        0.1,
-        0.1,
-        0.01,
-        0.04,
-        0.1,
-    ]
-    assert DataConfig(val_fraction=0.3).validation_fraction == 0.3
+def test_a_path_alone_chooses_files_and_each_source_has_its_own_share():
+    assert {DataConfig(source=default, path="a").source for default in ("stdlib", "tales", "shakespeare")} == {"files"}
+    assert DataConfig(source="jsonl", path="a").source == "jsonl"
+    with_path = {DataConfig(source=source, path="a").validation_fraction for source in (*WITH_PATH, "hf")}
+    assert with_path == {DataConfig(source="shakespeare").validation_fraction} == {0.1}
+    assert DataConfig().validation_fraction == 0.04 and DataConfig(source="hf", name="a").validation_fraction == 0.01
+    for settings, share in (({}, 0), ({"val_fraction": 0.3}, 0.3)):
+        assert DataConfig(path="a", val_path="b", **settings).validation_fraction == share
 
 
 @pytest.mark.parametrize(
@@ -58,7 +53,7 @@ def test_a_path_alone_chooses_text_or_parquet_and_each_source_has_its_own_share(
         ({"source": "books"}, "data.source=books"),
         ({"val_fraction": 0.0}, "data.val_fraction=0 "),
         ({"val_fraction": 0.6}, "data.val_fraction=0.6"),
-        ({"path": ""}, "data=text has nothing to read: give data.path"),
+        ({"path": ""}, "data=files has nothing to read: give data.path"),
         *(
             ({"source": name}, f"data={name} has nothing to read: give data")
             for name in ("text", "jsonl", "nanogpt", "hf")
@@ -98,12 +93,11 @@ def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files
     (tmp_path / "e.jsonl").write_text('{"text": "third"}\n')
     source = of_path(tmp_path)
     assert read(source) == ["first", "second", '{"text": "third"}\n']
-    assert source.describe() == f"{tmp_path}: 4 files, 29 B"
-    raw = "Files of JSON lines read as they are (data=jsonl reads a field, no other files)"
-    assert source.losses.pop(raw) == (1, [f"{tmp_path}/e.jsonl"])
-    assert source.losses == {
-        "Files left out that are not text in UTF-8": (2, [f"{tmp_path}/{name}" for name in ("c.bin", "e.bin")])
-    }
+    assert source.describe() == f"{tmp_path}: 4 files, 3 documents, 29 B; 2 files left out"
+    raw = "Files of records read as they are (leave out data=text)"
+    assert source.notes.pop(raw) == (1, [f"{tmp_path}/e.jsonl (a JSON lines file with text)"])
+    left_out = [f"{tmp_path}/{name} (not text but binary)" for name in ("c.bin", "e.bin")]
+    assert source.notes == {"Files left out that are not text in UTF-8": (2, left_out)}
 
 
 def test_a_glob_a_file_a_packed_file_and_one_at_home_are_read(tmp_path, monkeypatch):
@@ -121,9 +115,12 @@ def test_a_glob_a_file_a_packed_file_and_one_at_home_are_read(tmp_path, monkeypa
         ("one.txt", ["one"]),
     ):
         assert read(of_path(tmp_path / name)) == read(of_path(f"~/{name}")) == expected
-    assert of_path(tmp_path / "one.txt").describe() == f"{tmp_path}/one.txt: 1 file, 3 B"
-    (tmp_path / "a.jsonl").write_text("{}\n")
-    assert of_path(tmp_path, "jsonl").describe() == f"{tmp_path}: 1 .jsonl file, 3 B"  # of several files
+    source = of_path(tmp_path / "one.txt")
+    assert source.describe() == f"{tmp_path}/one.txt: 1 file, 3 B" and read(source)
+    assert source.describe() == f"{tmp_path}/one.txt: 1 file, 1 document, 3 B"
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    source = of_path(tmp_path, "jsonl")
+    assert read(source) == ["a"] and source.describe() == f"{tmp_path}: 1 JSON lines file, 1 document, 14 B"
 
 
 def test_the_fingerprint_changes_with_the_files_and_settings_and_only_with_them(tmp_path, monkeypatch):
@@ -167,10 +164,11 @@ FILLER = "x" * (LONGEST - 1)  # a character begins in the first block and ends i
 def test_text_is_read_as_it_is_and_what_is_not_utf8_becomes_u_fffd_and_is_counted(tmp_path, content, text, lost):
     (tmp_path / "a.txt").write_bytes(content)
     source = of_path(tmp_path / "a.txt")
+    place = f"{tmp_path}/a.txt line 1, byte {len(FILLER) + 2:,}"
     for _ in range(2):
         assert read(source) == [text]
-        assert source.losses.pop(CRLF, None) == ((1, [f"{tmp_path}/a.txt"]) if "\r\n" in text else None)
-        assert [*source.losses.values()] == [(lost, [f"{tmp_path}/a.txt"])] * bool(lost)
+        assert source.notes.pop(CRLF, None) == ((1, [f"{tmp_path}/a.txt"]) if "\r\n" in text else None)
+        assert [*source.notes.values()] == [(lost, [place])] * bool(lost) and source.replaced == lost
 
 
 @pytest.mark.parametrize("name", ["big.txt", "big.txt.gz", "big.jsonl"])
@@ -195,12 +193,9 @@ def test_jsonl_gives_one_document_a_line_and_passes_over_null(tmp_path):
     (tmp_path / "README.md").write_text("not JSON")
     source = of_path(tmp_path, "jsonl", text_field="body", separator=None)
     assert read(source) == ["one", "two\nlines\u2028", "<|endoftext|>", "packed \ufffd half \ufffd"]
-    assert source.losses == {
+    assert source.notes == {
         "Records left out whose body is null": (2, [f"{tmp_path}/a.jsonl line {line}" for line in (7, 9)]),
-        "Characters that are not UTF-8 and became U+FFFD (to convert: iconv -f latin1 -t utf8 OLD > NEW)": (
-            2,
-            [f"{tmp_path}/b.jsonl.gz line 1"],
-        ),
+        "Bytes that are not UTF-8 and became U+FFFD": (2, [f"{tmp_path}/b.jsonl.gz line 1"]),
     }
 
 
@@ -251,9 +246,8 @@ REFUSED = {
     "empty/": (None, "names no regular file (seen from"),
     "utf16.txt": ("\ufeffsome words".encode("utf-16-le"), "is not text in UTF-8"),
     "cyrillic.txt": (("чтение, письмо\n" * 9).encode("cp1251"), "is not text in UTF-8"),
-    "broken.gz": (b"not packed at all", "cannot be read"),
     "cut.gz": (gzip.compress(bytes(range(256)))[:200], "cannot be read"),
-    "others.jsonl/": (b"x", "names no .jsonl or .jsonl.gz or"),
+    "others.jsonl/": (b"x", "names no JSON lines file (seen from"),
     "cut.jsonl": (FINE + b'{"text": "cut', "line 3 is not JSON"),
     "deep.jsonl": (FINE + b"[" * 100_000, "line 3 is not JSON"),
     "list.jsonl": (FINE + b"[1, 2]", "line 3 is not a JSON object"),
@@ -323,7 +317,7 @@ def datasets_of(monkeypatch, load_dataset) -> None:
     monkeypatch.setitem(sys.modules, "datasets", library)
 
 
-def test_records_stream_from_the_library_and_null_is_passed_over(tmp_path, monkeypatch):
+def test_records_stream_from_the_library_and_null_is_passed_over(monkeypatch):
     asked = []
 
     def load_dataset(path, **settings):
@@ -331,15 +325,11 @@ def test_records_stream_from_the_library_and_null_is_passed_over(tmp_path, monke
         return ({"body": text} for text in ("one", "", None, "two"))
 
     datasets_of(monkeypatch, load_dataset)
-    for name in ("b.parquet", "a.parquet", "readme.md"):
-        (tmp_path / name).write_text("x")
     hub = Source(DataConfig(source="hf", name="a/b", subset="en", split="test", text_field="body"))
     assert hub.describe() == "dataset a/b, split test" and read(hub) == ["one", "two"]
-    assert hub.losses["Records left out whose body is null"][0] == 1
-    for path in (tmp_path, f"{tmp_path}/*.parquet"):
-        assert read(of_path(path, "hf", text_field="body", split="test")) == ["one", "two"]
-    files = {"data_files": [f"{tmp_path}/a.parquet", f"{tmp_path}/b.parquet"], "split": "train", "streaming": True}
-    assert asked == [("a/b", {"name": "en", "split": "test", "streaming": True}), *[("parquet", files)] * 2]
+    assert hub.describe() == "dataset a/b, split test: 2 documents"
+    assert hub.notes["Records left out whose body is null"][0] == 1
+    assert asked == [("a/b", {"name": "en", "split": "test", "streaming": True})]
 
 
 def broken(*_, **__):
@@ -350,8 +340,8 @@ def broken(*_, **__):
     ("load_dataset", "message"),
     [
         (None, r"needs the datasets library: pip install -e \"\.\[hf\]\""),
-        (broken, r"data\.name=a/b.*data\.split=train cannot be read \(Connection refused\)"),
-        (lambda **_: [{"story": "one"}], r"record 1 has no field data\.text_field=text: choose one of story"),
+        (broken, r"data\.name=a/b, data\.subset=null, data\.split=train cannot be read \(Connection refused\)"),
+        (lambda _, **__: [{"story": "one"}], r"record 1 has no field data\.text_field=text: choose one of story"),
     ],
 )
 def test_a_dataset_that_cannot_be_read_is_refused_in_a_sentence(monkeypatch, load_dataset, message):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
-from data.config import DIVISIBLE, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
+from data.config import DIVISIBLE, RECORDS, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
 from model.config import GPTConfig
 
 IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # the agent of a sweep by wandb starts this command
@@ -17,12 +17,12 @@ STRETCHED = "model.rope_scaling_factor model.rope_trained_length"
 # (settings, another setting with the values that give them an effect).
 NEEDS = (
     ("plan.device", "dry_run=true"),
-    ("data.val_fraction", f"data.source={TEXTS}"),
+    ("data.val_fraction data.val_path", f"data.source={TEXTS}"),
     ("data.path data.document_mask", f"data.source={TEXTS} nanogpt"),
     ("tokenizer tokenizer.name tokenizer.vocab_size", f"data.source={TEXTS} nanogpt"),
     ("data.separator", f"data.source={' '.join(DIVISIBLE)}"),
     ("data.tales.count data.tales.seed", "data.source=tales"),
-    ("data.text_field", "data.source=jsonl hf"),
+    ("data.text_field", f"data.source={' '.join(RECORDS)}"),
     ("data.name data.subset data.split", "data.path=null"),
     ("data.name data.subset data.split", "data.source=hf"),
     ("data.task.random_non_queries", "data.source=recall"),

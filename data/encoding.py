@@ -1,0 +1,248 @@
+"""The encoding of a person's text: UTF-8, or the step that makes it UTF-8.
+
+Every text of a person is checked here: to train, to validate, to be scored, as a prompt. An encoding is named only
+after it was tried on all of the text.
+"""
+
+import codecs
+import io
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from common.errors import DataError
+from common.text import visible
+from data.formats import PACKINGS, failures_named, open_bytes, stem_of
+from data.tokenizer import LONGEST, replace_surrogates
+
+Open = Callable[[], BinaryIO]
+"""Opens the bytes of a text, unpacked; called again for each reading."""
+
+SAVE = "save it as plain text in UTF-8 with the program that made it"
+# {type by chardet: (noun, the step that makes text of it)}. A type that begins with one of OTHERS has that noun.
+BINARY = {
+    "application/pdf": ("a PDF", "pdftotext {file} {stem}.txt makes text of it"),
+    "application/rtf": ("Rich Text", SAVE),
+    "application/msword": ("a document of an office program", SAVE),
+    "application/epub+zip": ("an e-book", "pandoc -t plain -o {stem}.txt {file} makes text of it"),
+    "application/zip": ("a zip archive", "unzip {file} -d {stem}, then give the folder"),
+    "application/x-tar": ("a tar archive", "unpack it by tar xf {file}, then give the folder"),
+    "application/x-7z-compressed": ("a 7z archive", "unpack it by 7z x {file}, then give the folder"),
+    "application/vnd.rar": ("a rar archive", "unpack it by unrar x {file}, then give the folder"),
+    "application/vnd.apache.parquet": ("Parquet", "leave out data=text, or unpack it"),
+    "application/vnd.apache.arrow.file": ("an Arrow file", "save it as Parquet or JSON lines"),
+    "application/x-sqlite3": ("a SQLite database", "write its text to JSON lines or CSV"),
+}
+OTHERS = {
+    "application/vnd.openxmlformats": BINARY["application/msword"],
+    "application/vnd.oasis.opendocument": BINARY["application/msword"],
+    "image/": ("an image", "give a file of text"),
+    "audio/": ("a sound", "give a file of text"),
+    "video/": ("a video", "give a file of text"),
+}
+# The first bytes of types that chardet does not know, or whose bytes may all be ASCII.
+STARTS = {
+    b"{\\rtf": "application/rtf",
+    b"%PDF-": "application/pdf",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "application/msword",
+}
+SHIFT_TO_KANJI = b"\x1b$"  # begins a word of ISO-2022-JP, whose bytes are all ASCII
+# iconv's names of codecs that it calls by another word than Python.
+ICONV = {
+    "mac-roman": "MACINTOSH",
+    "mac-cyrillic": "MAC-CYRILLIC",
+    "mac-latin2": "MAC-CENTRALEUROPE",
+    "euc_jis_2004": "EUC-JISX0213",
+    "shift_jis_2004": "SHIFT_JISX0213",
+}
+SAMPLE = 1 << 16  # bytes that chardet is given
+# A file with fewer bytes that are not UTF-8, in all or in a thousand, is a damaged one, not one of another encoding.
+FEWEST, FEWEST_IN_1000 = 4, 2
+MOST = 0.1  # share of broken bytes from which on a file is no text
+# Most text that is not UTF-8 is Windows-1252. It is taken if chardet finds it this much as likely as its first guess.
+ALMOST = 0.75
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class NotText(DataError):
+    """A file without text in UTF-8: "FILE is an image", "… not text in UTF-8, but in BIG5"."""
+
+
+class Damage(NamedTuple):
+    """The bytes of a text that are not UTF-8; each is read as U+FFFD."""
+
+    broken: int
+    """Their number."""
+    place: str
+    """Where the first one is: "line 3, byte 120"."""
+
+
+def check_text(file: str, opened: Open | None = None) -> Damage | None:
+    """Return the damage of a text in UTF-8, None if there is none; it reads all of it.
+
+    opened: opens the bytes of `file`; by default open_bytes() does. Raises NotText if it is binary or of another
+    encoding, with the command that makes text of it.
+    """
+    opened = opened or (lambda: open_bytes(file))
+    with failures_named(file):
+        with opened() as stream:
+            refuse_binary(file, stream.read(LONGEST), opened)
+        with opened() as stream:
+            found = letters_of(stream)
+    if not found.broken:
+        return None
+    # UTF-8 that is damaged has more whole letters than broken ones. A few broken bytes are no evidence of an encoding.
+    if found.whole < found.broken and found.broken >= max(FEWEST, FEWEST_IN_1000 * found.size / 1000):
+        refuse_encoding(file, found.sample, opened)
+        if found.broken > MOST * found.size:
+            noun = "not text in UTF-8, nor in an encoding that is known here"
+            raise NotText(f"{file} is {noun}", "give a file of text")
+    return Damage(found.broken, found.place)
+
+
+@dataclass
+class Letters:
+    """The evidence for the encoding of a text."""
+
+    size: int = 0
+    """Its length in bytes."""
+    whole: int = 0
+    """Bytes of its letters in UTF-8 that have several bytes, but for each one's first."""
+    broken: int = 0
+    """Bytes that are not UTF-8."""
+    place: str = ""
+    """Where the first of these is."""
+    sample: bytes = b""
+    """Lines that have them."""
+
+
+def letters_of(stream: BinaryIO) -> Letters:
+    """Return the evidence for the encoding of a text, read in blocks."""
+    found = Letters()
+    lines = 1
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    block = stream.read(LONGEST)
+    while True:
+        # The decoder keeps the bytes of a letter that the next block ends.
+        begin = found.size - len(decoder.getstate()[0])
+        text = decoder.decode(block, final=not block)
+        found.size += len(block)
+        found.whole += len(to_bytes(text)) - len(text)
+        if replace_surrogates(text)[1]:
+            places = [match.start() for match in SURROGATE.finditer(text)]
+            if not found.place:
+                byte = begin + len(to_bytes(text[: places[0]]))
+                found.place = f"line {lines + text.count(chr(10), 0, places[0])}, byte {byte:,}"
+            found.broken += len(places)
+            if len(found.sample) < SAMPLE:
+                broken = filter(SURROGATE.search, text.split("\n"))
+                found.sample = (found.sample + to_bytes("\n".join(broken)))[:SAMPLE]
+        lines += text.count("\n")
+        if not block:
+            return found
+        block = stream.read(LONGEST)
+
+
+def to_bytes(text: str) -> bytes:
+    """Return the bytes of a text that was decoded with lone surrogates."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def refuse_binary(file: str, head: bytes, opened: Open) -> None:
+    """Raise NotText if the first bytes of a file are not those of a text in UTF-8."""
+    kind = next((kind for start, kind in STARTS.items() if head.startswith(start)), None)
+    if kind is None:
+        if b"\0" not in head and SHIFT_TO_KANJI not in head:
+            return
+        import chardet  # it loads its models; few files need it
+
+        guess = chardet.detect(head[:SAMPLE])
+        if guess["encoding"]:
+            # Of the encodings some have NUL bytes; in a text of the others one is a mistake.
+            if codecs.lookup(guess["encoding"]).name.startswith(("utf-16", "utf-32", "iso2022")):
+                refuse_encoding(file, head[:SAMPLE], opened)
+            refuse_nul(file, head)
+            return
+        kind = str(guess["mime_type"])
+    others = (named for start, named in OTHERS.items() if kind.startswith(start))
+    noun, step = BINARY.get(kind) or next(others, ("not text but binary", "give a file of text"))
+    raise NotText(f"{file} is {noun}", step.format(file=shlex.quote(file), stem=stem_of(file)))
+
+
+def refuse_nul(file: str, head: bytes) -> None:
+    """Raise NotText if there is a NUL in the first bytes of a file."""
+    first = head.find(b"\0")
+    if first >= 0:
+        place = f"line {head.count(10, 0, first) + 1}, byte {first:,}"
+        without = piped(file, "tr -d '\\000'")
+        remedy = f"{without} > {stem_of(file)}.new.txt leaves it out"
+        raise NotText(f"{file} is not text: it has a NUL, first in {place}", remedy)
+
+
+def refuse_encoding(file: str, sample: bytes, opened: Open) -> None:
+    """Raise NotText if another encoding than UTF-8 makes sense of all of a file."""
+    import chardet  # it loads its models; few files need it
+
+    guesses = [guess for guess in chardet.detect_all(sample) if guess["encoding"]]
+    likeliest = guesses[0]["confidence"] if guesses else 0
+    # The likeliest first, but Windows-1252 before others that are almost as likely.
+    guesses.sort(key=lambda guess: guess["encoding"] != "Windows-1252" or guess["confidence"] < ALMOST * likeliest)
+    for guess in guesses:
+        codec = codecs.lookup(str(guess["encoding"])).name
+        if codec not in ("utf-8", "ascii") and can_decode(opened, codec):
+            # Show some of its words: whoever knows the text sees whether they are right.
+            text = sample.decode(codec, "ignore").lstrip("\ufeff")
+            first = re.search(r"[^\x00-\x7f]", text)
+            middle = first.start() if first else 0
+            words = visible(" ".join(text[max(0, middle - 20) : middle + 20].split()))
+            convert = piped(file, f"iconv -f {iconv_name(codec)} -t UTF-8")
+            problem = f"{file} is not text in UTF-8, but in {iconv_name(codec)}: “{words}”"
+            raise NotText(problem, f"to convert it: {convert} > {stem_of(file)}.utf8.txt")
+
+
+def can_decode(opened: Open, codec: str) -> bool:
+    """Return whether a codec of Python can decode all of a text."""
+    decoder = codecs.getincrementaldecoder(codec)("strict")
+    with opened() as stream:
+        try:
+            for block in iter(lambda: stream.read(LONGEST), b""):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def iconv_name(codec: str) -> str:
+    """Return the name of one of Python's codecs in iconv."""
+    name = ICONV.get(codec, codec.upper().replace("_", "-"))
+    for ours, theirs in (
+        ("UTF-16-", "UTF-16"),
+        ("UTF-32-", "UTF-32"),
+        ("ISO2022", "ISO-2022"),
+        ("ISO8859", "ISO-8859"),
+    ):
+        name = name.replace(ours, theirs)
+    return name
+
+
+def piped(file: str, command: str) -> str:
+    """Return a shell's line that gives a text, unpacked if it is a packed file, to a command."""
+    if not Path(file).is_file():  # the standard input
+        return command
+    with Path(file).open("rb") as stream:
+        start = stream.read(8)
+    unpack = next((packing[1] for magic, packing in PACKINGS.items() if start.startswith(magic)), None)
+    return f"{unpack} {shlex.quote(file)} | {command}" if unpack else f"{command} < {shlex.quote(file)}"
+
+
+def decode_text(name: str, content: bytes) -> tuple[str, Damage | None]:
+    """Return a text in one piece, such as a prompt, and its damage.
+
+    Bytes that are not UTF-8 become U+FFFD. name: names it in the errors of check_text().
+    """
+    damage = check_text(name, lambda: io.BytesIO(content))
+    return replace_surrogates(content.decode("utf-8-sig", "surrogateescape"))[0], damage

@@ -1,0 +1,230 @@
+"""The rules of data/encoding.py: a text in UTF-8 is read, any other named for what it is, with a step that works."""
+
+import codecs
+import gzip
+import io
+import re
+import shutil
+import sqlite3
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import DataError
+from data.config import DataConfig
+from data.encoding import check_text, decode_text, iconv_name
+from data.texts import Source
+from data.tokenizer import LONGEST
+
+# A sentence of each language, written for these tests, and encodings in which such texts were stored.
+SENTENCES = {
+    "Le maître était très fâché : l'élève avait déjà mangé le gâteau, à côté du chat. ": "cp1252 latin-1 mac-roman",
+    "Der große Bär wäscht schön früh seine Füße, während über den Bäumen die Vögel kreisen. ": "cp1252 latin-1",
+    "El niño comió jamón después de soñar con la montaña; ¿qué pasó según él? ": "cp1252 latin-1",
+    "Dziś rano żółty pies pobiegł za ćmą, a źrebię śniło o łące pełnej gąsek. ": "cp1250 iso8859-2",
+    "Včera večer šel dědeček přes řeku, když uviděl čtyři žluté květy a šťastné děti. ": "cp1250 iso8859-2",
+    "Старая лошадь медленно шла по дороге, и дети бежали за ней до самой реки. ": "cp1251 koi8-r cp866 iso8859-5",
+    "Η γριά γάτα κοιμόταν δίπλα στο παράθυρο, ενώ έξω έβρεχε όλη τη νύχτα. ": "iso8859-7",
+    "Küçük kız, bahçede ağaçların altında üç gün boyunca güneşi bekledi; şöyle dedi. ": "cp1254",
+    "הכלב הזקן ישן ליד הדלת כל הלילה, והילדים שיחקו בגן עד הבוקר. ": "cp1255",
+    "نام الكلب العجوز قرب الباب طوال الليل، ولعب الأطفال في الحديقة حتى الصباح. ": "cp1256",
+    "老狗整夜睡在门边，孩子们在花园里一直玩到天亮，没有人叫他们回家。": "gb18030 gbk",
+    "老狗整夜睡在門邊，孩子們在花園裡一直玩到天亮，沒有人叫他們回家。": "big5",
+    "年老いた犬は一晩中ドアのそばで眠り、子供たちは朝まで庭で遊んでいました。": "cp932 euc-jp iso2022-jp",
+    "늙은 개는 밤새 문 옆에서 잠을 잤고 아이들은 아침까지 마당에서 놀았습니다. ": "cp949",
+    "หมาแก่นอนอยู่ข้างประตูทั้งคืน และเด็กๆ เล่นอยู่ในสวนจนถึงเช้า ": "cp874",
+    "A dog slept beside the door all night, and nobody called it home. ": "utf-16 utf-16-le utf-16-be utf-32",
+}
+CASES = [(text, encoding) for text, encodings in SENTENCES.items() for encoding in encodings.split()]
+
+
+def refused(path: Path) -> DataError:
+    """The error of reading the text of a path."""
+    with pytest.raises(DataError) as caught:
+        for document in Source(DataConfig(path=str(path))).documents():
+            "".join(document)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def command_of(error: DataError) -> str:
+    """The shell's line in a remedy."""
+    return re.sub(r"^to convert it: |,? (leaves it out|makes text of it|then give the folder)$", "", error.remedy)
+
+
+def run(command: str, folder: Path) -> None:
+    subprocess.run(["bash", "-c", command], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(not shutil.which("iconv"), reason="runs the command of the remedy")
+@pytest.mark.parametrize(
+    ("text", "encoding"), CASES, ids=lambda value: value if value in " ".join(SENTENCES.values()) else ""
+)
+@pytest.mark.parametrize("name", ["it's.txt", "packed.txt.gz"])
+def test_a_text_in_another_encoding_is_refused_with_the_command_that_converts_it(tmp_path, text, encoding, name):
+    whole = (text.strip() + "\n") * 20
+    content = whole.encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    error = refused(tmp_path / name)
+    assert "is not text in UTF-8, but in " in error.problem
+    shown = re.search("“(.*)”", error.problem)[1]
+    assert shown in " ".join(whole.split()), "words of the text itself"
+    run(command_of(error), tmp_path)
+    (made,) = tmp_path.glob("*.utf8.txt")
+    assert made.read_bytes().decode("utf-8").removeprefix("\ufeff") == whole
+
+
+@pytest.mark.skipif(not shutil.which("iconv"), reason="asks iconv for its names")
+def test_iconv_knows_the_names_of_the_encodings_that_are_named():
+    known = set(subprocess.run(["iconv", "-l"], capture_output=True, text=True).stdout.replace("/", " ").split())
+    names = [encoding for _, encoding in CASES] + [
+        "mac-cyrillic",
+        "mac-latin2",
+        "koi8-u",
+        "cp437",
+        "cp852",
+        "euc_kr",
+        "cp1258",
+    ]
+    names += ["utf-16-be", "utf-32-le", "iso8859-15", "shift_jis_2004", "euc_jis_2004", "iso2022_kr"]
+    assert {iconv_name(codecs.lookup(name).name) for name in names} <= known
+
+
+def test_in_a_folder_such_a_text_is_left_out_by_name_and_the_last_one_is_refused(tmp_path):
+    russian = next(text for text, encodings in SENTENCES.items() if "koi8-r" in encodings) * 9
+    (tmp_path / "a.txt").write_bytes(russian.encode("koi8-r"))
+    (tmp_path / "b.txt").write_text("plain")
+    source = Source(DataConfig(path=str(tmp_path)))
+    assert ["".join(document) for document in source.documents()] == ["plain"]
+    (note,) = source.note_lines()
+    assert note.startswith(
+        f"Files left out that are not text in UTF-8: 1, first in {tmp_path}/a.txt (not text in UTF-8, but"
+    )
+    assert "KOI8-R" in note and source.describe().endswith("1 document, 5 B; 1 file left out")
+    (tmp_path / "b.txt").write_bytes(b"\0\1")
+    refused(tmp_path)
+
+
+# Damage
+
+
+@given(
+    text=st.text(st.sampled_from("ab é日🙂\n"), min_size=1, max_size=400),
+    broken=st.sampled_from([b"\xff", b"\xc3", b"\xe6\x97", b"\x80"]),
+    place=st.integers(0, 10**6),
+)
+def test_a_broken_letter_is_named_by_line_and_byte_and_no_encoding_is_advised(text, broken, place):
+    place %= len(text) + 1
+    before, after = text[:place].encode(), (" " + text[place:]).encode()
+    content = before + broken + after
+    damage = check_text("a.txt", lambda: io.BytesIO(content))
+    assert damage == (len(broken), f"line {before.count(10) + 1}, byte {len(before):,}")
+    read, again = decode_text("a.txt", content)
+    assert read == content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape").translate(
+        dict.fromkeys(range(0xDC80, 0xDD00), "\ufffd")
+    )
+    assert again == damage
+
+
+def test_damage_is_found_across_the_blocks_in_which_a_file_is_read():
+    for before in (LONGEST - 1, LONGEST, 3 * LONGEST - 2):
+        content = b"a" * (before - 1) + b"\n" + "é".encode() + b"\xff" + "日".encode()[:2]
+        damage = check_text("a.txt", lambda content=content: io.BytesIO(content))
+        assert damage == (3, f"line 2, byte {before + 2:,}")
+    assert check_text("a.txt", lambda: io.BytesIO("é".encode() * LONGEST)) is None
+
+
+def test_a_file_cut_within_its_last_letter_is_read_and_nothing_is_advised(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes("日本語の文章\n".encode() * 100 + "日".encode()[:2])
+    source = Source(DataConfig(path=str(file)))
+    assert "".join("".join(document) for document in source.documents()) == "日本語の文章\n" * 100 + "\ufffd" * 2
+    assert source.note_lines() == [
+        f"Bytes that are not UTF-8 and became U+FFFD: 2, first in {file} line 101, byte {100 * 19:,}."
+    ]
+    assert source.describe() == f"{file}: 1 file, 1 document, 1.902 kB; 2 bytes replaced by U+FFFD".replace(
+        "1.902", "1.9"
+    )
+
+
+def test_bytes_in_no_encoding_are_refused_without_advice_of_one(tmp_path):
+    file = tmp_path / "noise.txt"
+    file.write_bytes(bytes(1 + (n * n * 7919 + n * 31) % 255 for n in range(20_000)))
+    assert "nor in an encoding that is known here: give a file of text" in str(refused(file))
+
+
+# Not text
+
+
+def zipped(**files: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name.replace("__", "/").replace("_dot_", "."), content)
+    return packed.getvalue()
+
+
+def tarred() -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        info = tarfile.TarInfo("a.txt")
+        info.size = 5
+        archive.addfile(info, io.BytesIO(b"words"))
+    return packed.getvalue()
+
+
+KINDS = {
+    "letter.docx": (zipped(_dot_x="", word__document_dot_xml="<w/>"), "a document of an office program", "save it as"),
+    "table.xlsx": (zipped(a="", xl__workbook_dot_xml="<w/>"), "a document of an office program", "save it as"),
+    "old.doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "a document of an office program", "save it as"),
+    "notes.rtf": (rb"{\rtf1\ansi some words}", "Rich Text", "save it as"),
+    "paper.pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "a PDF", "pdftotext "),
+    "plain.pdf": (b"%PDF-1.4\nonly ASCII\n", "a PDF", "pdftotext "),
+    "texts.zip": (zipped(a="words"), "a zip archive", "unzip "),
+    "texts.tar": (tarred(), "a tar archive", "tar xf "),
+    "texts.tar.gz": (gzip.compress(tarred()), "a tar archive", "tar xf "),
+    "texts.7z": (b"7z\xbc\xaf\x27\x1c\0\4" + bytes(60), "a 7z archive", "7z x "),
+    "photo.png": (b"\x89PNG\r\n\x1a\n" + bytes(60), "an image", "give a file of text"),
+    "song.ogg": (b"OggS\0\2" + bytes(60), "a sound", "give a file of text"),
+    "weights.pt": (b"\x80\4\x95" + bytes(600), "not text but binary", "give a file of text"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_file_that_is_no_text_is_called_by_its_kind_whatever_its_name(tmp_path, name, renamed):
+    content, noun, step = KINDS[name]
+    file = tmp_path / ("notes.txt" if renamed else name)
+    file.write_bytes(content)
+    error = refused(file)
+    assert error.problem == f"data.path={file} is {noun}" and step in error.remedy
+    if name == "texts.zip":
+        run(command_of(error), tmp_path)
+        assert [text.read_text() for text in tmp_path.rglob("a")] == ["words"]
+
+
+def test_a_database_is_named(tmp_path):
+    with sqlite3.connect(tmp_path / "chat.db") as database:
+        database.execute("create table message (text)")
+    assert "is a SQLite database" in refused(tmp_path / "chat.db").problem
+
+
+def test_a_nul_is_named_by_line_and_byte_with_a_command_that_leaves_it_out(tmp_path):
+    (tmp_path / "log.txt").write_bytes(b"first line\nsecond\0 line\n" * 3)
+    error = refused(tmp_path / "log.txt")
+    assert error.problem.endswith("log.txt is not text: it has a NUL, first in line 2, byte 17")
+    run(command_of(error), tmp_path)
+    assert (tmp_path / "log.new.txt").read_text() == "first line\nsecond line\n" * 3
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_records_are_checked_as_text_is(tmp_path, name):
+    chinese = next(text for text, encodings in SENTENCES.items() if "gbk" in encodings)
+    lines = [f'{{"text": "{chinese}"}}'] if name == "a.jsonl" else ["text", *[chinese] * 20]
+    (tmp_path / name).write_bytes("\n".join(lines * 3 if name == "a.jsonl" else lines).encode("gbk"))
+    assert "is not text in UTF-8, but in GB18030: “" in refused(tmp_path / name).problem

@@ -1,0 +1,293 @@
+"""The rules of data/formats.py: a file's format is found in its name and content, and its records are read alike."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import re
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import DataError
+from data import texts
+from data.config import DataConfig
+from data.formats import zstd
+from data.texts import Source
+
+STORIES = ["one, two", 'She said "no",\nand left.', "drei; vier\tfünf", "日本語", "five"]
+
+
+def read(path: Path | str, **settings) -> tuple[list[str], Source]:
+    """The documents of data.path=PATH, and their source."""
+    source = Source(DataConfig(path=str(path), **settings))
+    return ["".join(document) for document in source.documents()], source
+
+
+def write_lines(file: Path, stories: list[str] = STORIES, field: str = "text") -> Path:
+    file.write_text("".join(json.dumps({"id": n, field: story}) + "\n" for n, story in enumerate(stories)))
+    return file
+
+
+def write_csv(file: Path, stories: list[str] = STORIES, delimiter: str = ",", field: str = "text") -> Path:
+    with file.open("w", newline="") as out:
+        rows = csv.writer(out, delimiter=delimiter)
+        rows.writerow(["id", field])
+        rows.writerows(enumerate(stories))
+    return file
+
+
+def write_parquet(file: Path, stories: list[str] = STORIES, kind: str = "string", **others) -> Path:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    values = [story.encode() for story in stories] if kind == "binary" else stories
+    column = pa.array(values, pa.string() if kind == "dictionary" else getattr(pa, kind)())
+    parquet.write_table(
+        pa.table({"text": column.dictionary_encode() if kind == "dictionary" else column} | others), file
+    )
+    return file
+
+
+# One text, however it is stored
+
+
+def array(file: Path) -> Path:
+    file.write_text(json.dumps([{"text": story} for story in STORIES], indent=1))
+    return file
+
+
+WAYS = {
+    "a.jsonl": write_lines,
+    "a.ndjson": write_lines,
+    "lines.json": write_lines,
+    "lines.txt": write_lines,
+    "lines": write_lines,
+    "A.JSONL": write_lines,
+    "array.json": array,
+    "a.csv": write_csv,
+    "semicolons.csv": lambda file: write_csv(file, delimiter=";"),
+    "tabs.csv": lambda file: write_csv(file, delimiter="\t"),
+    "a.tsv": lambda file: write_csv(file, delimiter="\t"),
+    "a.parquet": write_parquet,
+    "shard-00000": write_parquet,
+    "parquet.txt": write_parquet,
+}
+
+
+PACKED = {".gz": gzip, ".bz2": bz2, ".xz": lzma, ".zst": zstd}
+PARQUETS = {"a.parquet", "shard-00000", "parquet.txt"}  # which packs its own pages
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [(name, packed) for name in WAYS for packed in ("", *PACKED) if not (packed and name in PARQUETS)],
+)
+def test_the_same_documents_are_read_from_every_format_and_packing(tmp_path, name, packed):
+    file = WAYS[name](tmp_path / name)
+    if packed:
+        content = file.read_bytes()
+        file.unlink()
+        file = tmp_path / f"{name}{packed}"
+        file.write_bytes(PACKED[packed].compress(content))
+    found, source = read(file)
+    assert found == STORIES
+    assert re.fullmatch(rf"{re.escape(str(file))}: 1 [\w ]+ file, 5 documents, [\d.]+ k?B", source.describe())
+    told_by_content = [fact for fact in source.notes if fact.startswith("Files of records by their content alone")]
+    assert bool(told_by_content) == (name in {"lines.txt", "lines", "shard-00000", "parquet.txt"})
+    assert read(tmp_path)[0] == STORIES, "as a folder"
+    assert read(tmp_path / "*")[0] == STORIES, "as a glob"
+
+
+def test_a_folder_of_several_formats_is_read_file_by_file_in_the_order_of_names(tmp_path):
+    write_parquet(tmp_path / "a", ["from Parquet"])
+    write_lines(tmp_path / "b.jsonl", ["from lines"])
+    write_csv(tmp_path / "c.csv", ["from a table"])
+    (tmp_path / "d.md").write_text("from a page")
+    found, source = read(tmp_path)
+    assert found == ["from Parquet", "from lines", "from a table", "from a page"]
+    assert ": 1 Parquet file, 1 JSON lines file, 1 CSV file, 1 file, 4 documents, " in source.describe()
+
+
+@pytest.mark.parametrize(
+    "content", ['{"a": 1}\n{"b": 2}\n', '{\n "text": 3\n}\n', "[1, 2]\n", "{braces} begin it\n", ""]
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.json", "a"])
+def test_text_that_only_looks_like_records_is_read_as_it_is(tmp_path, content, name):
+    (tmp_path / name).write_text(content)
+    (tmp_path / "z.txt").write_text("a text beside it")
+    assert read(tmp_path)[0] == [*[content] * bool(content), "a text beside it"]
+
+
+def test_data_text_reads_all_files_as_they_are_and_says_so(tmp_path):
+    file = write_lines(tmp_path / "a.txt")
+    found, source = read(file, source="text")
+    assert found == [file.read_text()]
+    note = "Files of records read as they are (leave out data=text)"
+    assert source.notes == {note: (1, [f"{file} (a JSON lines file with id, text)"])}
+
+
+def test_records_beside_texts_that_lack_the_field_are_read_as_they_are_and_their_fields_named(tmp_path):
+    table = write_csv(tmp_path / "a.csv", field="body")
+    (tmp_path / "b.md").write_text("a page")
+    found, source = read(tmp_path)
+    assert found == [table.read_bytes().decode(), "a page"]
+    (note,) = (line for line in source.note_lines() if line.startswith("Files of records"))
+    assert note.endswith(f"(data.text_field= names their text): 1, first in {table} (a CSV file with id, body).")
+    assert read(tmp_path, text_field="body")[0] == [*STORIES, "a page"]
+
+
+@pytest.mark.parametrize("source", ["jsonl", "csv", "hf"])
+def test_a_source_of_one_format_takes_of_a_folder_the_files_that_are_named_so_or_else_those_that_are(tmp_path, source):
+    write = {"jsonl": write_lines, "csv": write_csv, "hf": write_parquet}[source]
+    ending = {"jsonl": "ndjson", "csv": "tsv", "hf": "parquet"}[source]
+    options = {"delimiter": "\t"} if source == "csv" else {}
+    (tmp_path / "README.md").write_text("a page")
+    file = write(tmp_path / f"a.{ending}", **options)
+    assert read(tmp_path, source=source)[0] == STORIES
+    if source != "csv":  # of which the content alone is no evidence
+        file.rename(tmp_path / "a")
+        assert read(tmp_path, source=source)[0] == STORIES
+    assert read(tmp_path / "a*", source=source)[0] == STORIES if source != "csv" else True
+
+
+# The fingerprint
+
+
+def test_a_folder_of_texts_keeps_its_fingerprint_and_another_format_has_another(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("a text\n")
+    whole = Source(DataConfig(source="text", path=str(file)))
+    assert Source(DataConfig(path=str(file))).fingerprint == whole.fingerprint
+    write_lines(file)
+    records, raw = Source(DataConfig(path=str(file))), Source(DataConfig(source="text", path=str(file)))
+    assert records.fingerprint != raw.fingerprint
+    with mock.patch.object(texts, "fingerprint", side_effect=texts.fingerprint) as asked:
+        Source(DataConfig(source="text", path=str(file)))
+    # The settings that versions without formats hashed.
+    assert asked.call_args.args[1:] == ("text", "text", None, None, "train", "<|endoftext|>")
+
+
+# CSV
+
+
+@given(
+    stories=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30), min_size=1, max_size=6
+    ),
+    delimiter=st.sampled_from(",;\t|"),
+)
+def test_values_of_csv_are_those_that_python_wrote(tmp_path_factory, stories, delimiter):
+    file = write_csv(tmp_path_factory.mktemp("csv") / "a.csv", stories, delimiter)
+    assert read(file, separator=None)[0] == [story for story in stories if story]
+
+
+def test_a_value_of_csv_may_be_long_and_the_limit_of_the_process_stays(tmp_path):
+    before = csv.field_size_limit()
+    assert read(write_csv(tmp_path / "a.csv", ["x" * 300_000]))[0] == ["x" * 300_000]
+    assert csv.field_size_limit() == before
+
+
+CSV = {
+    "text,id\nfine,1\nno quotes, so two,2\n": "line 3 has 3 values, and the first line 2 names: quote values",
+    "id,text\n1,fine\n2\n": "line 3 has 1 value, and the first line 2 names",
+    'id,text\n1,"never closed\n2,fine\n': "line 3 is not CSV (unexpected end of data): double the quotes",
+    'id,text\n1,"closed" and more\n': "line 2 is not CSV",
+    "date;message\n1;fine\n": "has no field data.text_field=text: choose one of date, message, or data=text",
+    "\n": "has no field data.text_field=text",
+}
+
+
+@pytest.mark.parametrize("content", CSV)
+def test_csv_that_would_lose_text_is_refused_with_its_line(tmp_path, content):
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(DataError, match=re.escape(f"data.path={tmp_path}/a.csv {CSV[content]}")) as caught:
+        read(tmp_path / "a.csv")
+    assert "\n" not in str(caught.value)
+
+
+# Parquet
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "binary", "large_binary"])
+def test_text_of_every_type_is_read_from_parquet_alone_whatever_the_other_columns(tmp_path, kind):
+    pa = pytest.importorskip("pyarrow")
+    write_parquet(tmp_path / "0.parquet", ["one", "two"], kind, size=pa.array([1, 2]))
+    write_parquet(tmp_path / "1.parquet", [], kind)
+    write_parquet(tmp_path / "2.parquet", ["three"], kind, size=pa.array(["another type"]), more=pa.array([[1]]))
+    found, source = read(tmp_path)
+    assert found == ["one", "two", "three"] and ": 3 Parquet files, 3 documents, " in source.describe()
+    with mock.patch.dict(sys.modules, datasets=None):  # no library but pyarrow
+        assert read(tmp_path, source="hf")[0] == found
+
+
+def test_null_and_broken_letters_of_parquet_are_counted(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": pa.array([b"caf\xe9", None, b"fine"], pa.binary())}), file)
+    found, source = read(file)
+    assert found == ["caf\ufffd", "fine"]
+    assert source.note_lines() == [
+        f"Bytes that are not UTF-8 and became U+FFFD: 1, first in {file} row 1.",
+        f"Records left out whose text is null: 1, first in {file} row 2.",
+    ]
+
+
+def test_parquet_that_cannot_be_read_is_refused_with_its_column_and_without_a_network(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    file = write_parquet(tmp_path / "a.parquet", size=pa.array([1] * 5), words=pa.array([["a"]] * 5))
+    whole = file.read_bytes()
+    cases = {
+        "has no field data.text_field=body: choose one of text, size, words.": {"text_field": "body"},
+        "data.text_field=size is not text (int64): choose another column.": {"text_field": "size"},
+        "data.text_field=words is not text (list<": {"text_field": "words"},
+    }
+    for message, settings in cases.items():
+        with pytest.raises(DataError, match=re.escape(message)):
+            read(file, **settings)
+    file.write_bytes(whole[:-20])
+    with pytest.raises(
+        DataError, match=r"a\.parquet: the column text cannot be read \(.*\): copy or download it again"
+    ):
+        read(file)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"is Parquet, which needs pyarrow: pip install -e \"\.\[hf\]\""):
+        read(file)
+
+
+# JSON
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", '[{"text": "one"}, 2]', "record 2 is not a JSON object"),
+        ("a.json", '[{"text": "one"}', "a.json is not JSON (Expecting"),
+        ("a.json", '[{"body": "one"}]', "record 1 has no field data.text_field=text: choose one of body"),
+        (
+            "a.json",
+            '{"body": "one"}\n{"body": "two"}\n',
+            "line 1 has no field data.text_field=text: choose one of body",
+        ),
+        ("a.jsonl", '{"text": "one"}\n[1]\n', "line 2 is not a JSON object"),
+        ("a.jsonl", "one\n", "line 1 is not JSON"),
+    ],
+)
+def test_json_that_cannot_be_read_is_refused_with_its_place(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        read(tmp_path / name)
+    assert str(caught.value).startswith(f"data.path={tmp_path}/{name}") and caught.value.remedy
+
+
+def test_an_array_that_is_too_large_to_be_read_whole_names_the_command_that_makes_lines_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.formats.LARGEST_ARRAY", 10)
+    with pytest.raises(DataError, match=r"jq -c '\.\[\]' .*array\.json > .*array\.jsonl"):
+        read(array(tmp_path / "array.json"))

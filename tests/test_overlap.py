@@ -1,0 +1,54 @@
+"""The rules of data/overlap.py: the share of a validation text that the training text has too."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from data import overlap
+from data.overlap import PASSAGE
+
+END = 256
+
+
+def documents(random: np.random.Generator, count: int, longest: int) -> list[list[int]]:
+    """Documents of random bytes."""
+    return [random.integers(0, 256, random.integers(1, longest)).tolist() for _ in range(count)]
+
+
+def tokens(texts: list[list[int]]) -> list[int]:
+    return [token for text in texts for token in (END, *text)]
+
+
+def spans(ids: list[int]) -> set[tuple[int, int]]:
+    """The begins and ends of all passages, and of the short documents."""
+    marks = [place for place, token in enumerate(ids) if token == END] + [len(ids)]
+    short = {(begin, end) for begin, end in pairwise(marks) if end - begin < PASSAGE}
+    return short | {(begin, begin + PASSAGE) for begin in range(len(ids) - PASSAGE + 1)}
+
+
+def by_hand(train: list[int], val: list[int]) -> float:
+    known = {tuple(train[begin:end]) for begin, end in spans(train)}
+    within = {place for begin, end in spans(val) if tuple(val[begin:end]) in known for place in range(begin, end)}
+    text = [place for place, token in enumerate(val) if token != END]
+    return len(within & set(text)) / len(text)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_counts_the_tokens_in_passages_and_short_documents_of_both(seed, monkeypatch):
+    monkeypatch.setattr(overlap, "BLOCK", 700)  # passages reach from one block into the next
+    random = np.random.default_rng(seed)
+    texts = documents(random, 60, 150)
+    train = tokens(texts)
+    begin = int(random.integers(0, len(train) - 400))
+    val = tokens([*documents(random, 5, 90), texts[7], train[begin : begin + 200], *documents(random, 2, 90), texts[3]])
+    share = overlap.overlap(np.array(train, np.uint16), np.array(val, np.uint16), END)
+    assert 0.1 < share < 0.9 and share == pytest.approx(by_hand(train, val))
+
+
+def test_equal_texts_overlap_wholly_and_others_not_at_all():
+    random = np.random.default_rng(0)
+    one, other = (np.array(tokens(documents(random, 50, 200)), np.uint16) for _ in range(2))
+    assert overlap.overlap(one, one, END) == 1 and overlap.overlap(one, other, END) < 0.01
+    short = np.array(tokens([[1, 2], [3], [4, 5, 6]]), np.uint16)
+    assert overlap.overlap(short[::-1][:0], short, END) == 0 and overlap.overlap(short, short, END) == 1
