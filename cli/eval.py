@@ -48,7 +48,7 @@ def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
     if config.tales:
         check_tales(checkpoints[0])
         return []
-    if config.data.path is None and checkpoints[0].encoding is None:
+    if not config.data.is_given and checkpoints[0].encoding is None:
         return score_task(config, checkpoints[0])
     return score_text(config, checkpoints)
 
@@ -56,10 +56,10 @@ def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
 def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores]:
     """Print and return the scores of checkpoints on one text."""
     # Score the text by each checkpoint, in the tokens of that checkpoint's tokenizer.
-    description, texts = load_text(config.data.path, checkpoints)
+    text = load_text(config.data, checkpoints)
     params = [scoring_params(checkpoint, config) for checkpoint in checkpoints]
     scores = []
-    for checkpoint, tokens, each in zip(checkpoints, texts, params, strict=True):
+    for checkpoint, tokens, each in zip(checkpoints, text.tokens, params, strict=True):
         try:
             scores.append(score(checkpoint.model, checkpoint.tokenizer, tokens, each))
         except FloatingPointError as error:
@@ -67,9 +67,11 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
             raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
     # Print a column for each checkpoint, then the difference.
     totals = [each.total for each in scores]
-    print(f"text        {visible(description)}; {totals[0].text_bytes:,} bytes are scored")
+    print(f"text        {visible(text.description)}; {totals[0].text_bytes:,} bytes are scored")
+    for note in text.notes:
+        print(f"note        {visible(note)}")
     print_columns(checkpoints, totals, TEXT_FIGURES)
-    print(f"{'gzip':12}{gzip_bits(checkpoints[0].tokenizer, texts[0]):.4f} bits/byte")
+    print(f"{'gzip':12}{gzip_bits(checkpoints[0].tokenizer, text.tokens[0]):.4f} bits/byte")
     if len(scores) > 1:
         difference, stderr = compare(*scores)
         figure = f"{difference:+.4f}"

@@ -49,6 +49,8 @@ def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
     Raises SettingsError for an unknown name, a wrong type or a value that the dataclass refuses.
     """
     settings = {name: field for name, field, _ in settings_in(schema)}
+    # data=jsonl is short for data.source=jsonl.
+    values = {f"{name}.source" if f"{name}.source" in settings else name: value for name, value in values.items()}
     for name in values:
         if name not in settings:
             raise unknown_setting(name, settings)

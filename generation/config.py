@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from common.errors import SettingsError, at_least, format_value, fraction, one_of
+from data.config import WITH_PATH
 
 
 @dataclass(kw_only=True)
@@ -78,13 +79,37 @@ class SampleConfig(SamplingParams):
             raise SettingsError(problem, "change one of them")
 
 
+AS_TRAINED = "as in training"
+# The sources of a text to score.
+SCORED = ("files", "text", "jsonl", "csv", "hf", "stdlib", "tales", "shakespeare")
+
+
 @dataclass(kw_only=True)
 class TextConfig:
-    """Settings of the text to score."""
+    """Settings of the text to score, read as in the training of the checkpoint."""
 
+    source: str | None = None
+    """Source of the text, as of train.py: files, text, jsonl, csv, hf (Parquet), stdlib, tales or
+    shakespeare; if null, files for data.path, and otherwise the validation split of the checkpoint's run."""
     path: str | None = None
-    """File, folder (searched at any depth) or glob; if null, the validation split of the
-    checkpoint's run."""
+    """File, folder (searched at any depth) or glob, read in its format: text, JSON lines, a JSON array, CSV
+    or Parquet."""
+    text_field: str | None = None
+    """The field or column that holds a document's text; that of the checkpoint's run if null."""
+    separator: str | None = AS_TRAINED
+    """The text that separates documents, by default that of the checkpoint's run; when null each file
+    or record is one document."""
+
+    def __post_init__(self) -> None:
+        if self.source is not None:
+            one_of("data.source", self.source, SCORED)
+        if self.source in (*WITH_PATH, "hf") and not self.path:
+            raise SettingsError(f"data={self.source} has nothing to score", "give data.path=..., a file or folder")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a text is named, in place of the validation split."""
+        return self.source is not None or self.path is not None
 
 
 @dataclass(kw_only=True)
@@ -116,6 +141,7 @@ class EvalConfig:
         at_least("stride", self.stride, 1)
         # Tales take the place of scoring, to which these settings belong.
         of_scoring = {"against": self.against, "stride": self.stride, "data.path": self.data.path}
+        of_scoring["data.source"] = self.data.source
         for name, value in of_scoring.items():
             if self.tales and value:
                 raise SettingsError(f"{name}={value} and tales=true are both given", "choose one")

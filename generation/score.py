@@ -20,6 +20,7 @@ from data.prepare import prepare
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
+from generation.config import AS_TRAINED, TextConfig
 from model.gpt import GPT
 from model.loss import nats_of_each
 from runs.checkpoint import TOKENIZER, Checkpoint, code_wanted, readable
@@ -149,32 +150,62 @@ def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
     return float(differences.mean()), error
 
 
-def load_text(path: str | None, checkpoints: list[Checkpoint]) -> tuple[str, list[np.ndarray]]:
-    """Return a description of the text, and its tokens for each checkpoint.
+class Text(NamedTuple):
+    """A text to score."""
 
-    path: as data.path; None means the validation split of the first checkpoint's run. Raises DataError if that text is
-    gone, or too short.
+    description: str
+    tokens: list[np.ndarray]
+    """Its tokens for each checkpoint."""
+    notes: list[str]
+    """Facts about its reading: files left out, letters replaced."""
+
+
+def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
+    """Return a text to score, its documents each after an <|endoftext|>, as in training.
+
+    It is read as the run of the first checkpoint would. If `text` names none, it is the validation split of that run.
+    Raises DataError if it is gone, or too short.
     """
     first = checkpoints[0].tokenizer
     split = None  # the tokens of the validation split, in the first checkpoint's ids
-    if path is not None:
-        source = Source(DataConfig(source="text", path=path))
+    notes: list[str] = []
+    if text.is_given:
+        source = text_source(text, checkpoints[0])
         documents = ["".join(pieces) for pieces in source.documents()]
+        if text.separator != AS_TRAINED:
+            source.refuse_idle_separator()
         description = source.describe()
+        notes = source.note_lines()
     else:
         description, split = validation_split(checkpoints[0])
         parts = np.split(split, np.flatnonzero(split == first.eot_token))
         documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts if len(part)]
     # An equal tokenizer takes the tokens of the split as they are: decoded and encoded again they may be others.
-    texts = [
+    tokens = [
         split
         if split is not None and same_tokens(each.tokenizer, first)
         else encode_documents(each.tokenizer, documents)
         for each in checkpoints
     ]
-    if min(map(len, texts)) < 2:
+    if min(map(len, tokens)) < 2:
         raise DataError(f"{description} has nothing to score", "give a longer text with data.path=...")
-    return description, texts
+    return Text(description, tokens, notes)
+
+
+def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
+    """Return the source of a text; what it leaves open is as in a checkpoint's run."""
+    trained = checkpoint.meta.config.get("data") or {}
+    with readable(checkpoint.path):
+        of_run = {name: trained[name] for name in ("text_field", "separator") if name in trained}
+        config = build(DataConfig, of_run)
+    return Source(
+        DataConfig(
+            source=text.source or "files",
+            path=text.path,
+            text_field=text.text_field or config.text_field,
+            separator=config.separator if text.separator == AS_TRAINED else text.separator,
+        )
+    )
 
 
 def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import random_gpt
+from conftest import random_gpt, run_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,6 +111,94 @@ def test_the_standard_error_is_that_of_a_ratio_over_documents():
     assert Scores(np.ones(3, dtype=np.float32), np.ones(3, dtype=int)).total.bpb_stderr is None
 
 
+# A text of one's own
+
+
+def by_hand(model, texts: list[str]) -> tuple[float, float]:
+    """Bits per byte of documents and their standard error, each token predicted from all that the model sees."""
+    ids, of_document = [], []
+    for number, text in enumerate(texts):
+        ids += [256, *text.encode()]
+        of_document += [number] * (1 + len(text.encode()))
+    bits, sizes = [0.0] * len(texts), [len(text.encode()) for text in texts]
+    with torch.inference_mode():
+        for place in range(1, len(ids)):
+            logits = model(torch.tensor([ids[max(0, place - 16) : place]]))[0, -1]
+            bits[of_document[place]] -= logits.log_softmax(-1)[ids[place]].item() / math.log(2)
+    bpb, n = sum(bits) / sum(sizes), len(texts)
+    rest = [b - bpb * size for b, size in zip(bits, sizes, strict=True)]
+    return bpb, math.sqrt(n / (n - 1) * sum(r * r for r in rest)) / sum(sizes)
+
+
+STORIES = [f"record {n * n % 37}: é{'x' * (n % 7)}" for n in range(20)]
+
+
+@pytest.mark.parametrize("way", ["lines.jsonl", "lines.txt", "stories.txt", "table.csv", "folder", "text.parquet"])
+def test_a_text_is_scored_as_the_run_would_read_it_in_every_format(tmp_path, capsys, way):
+    model = random_gpt(vocab_size=257)
+    data = DataConfig(source="jsonl", path="x", text_field="body", separator="|")
+    config = TrainConfig(model=model.config, data=data, precision="fp32")
+    save_checkpoint(tmp_path / "one", model=model, tokenizer=BYTE, config=config)
+    file = tmp_path / way
+    if "lines" in way:
+        file.write_text("".join(json.dumps({"id": 1, "body": story}) + "\n" for story in STORIES))
+    elif way == "stories.txt":
+        file.write_text("|\n".join(STORIES))
+    elif way == "table.csv":
+        file.write_text("id;body\n" + "".join(f"1;{story}\n" for story in STORIES))
+    elif way == "folder":
+        file.mkdir()
+        for number, story in enumerate(STORIES):
+            (file / f"{number:02}.txt").write_text(story)
+    else:
+        pa = pytest.importorskip("pyarrow")
+        pa.parquet = pytest.importorskip("pyarrow.parquet")
+        pa.parquet.write_table(pa.table({"body": STORIES, "id": range(20)}), file)
+    asked = dict(checkpoint=str(tmp_path / "one"), stride=1, device="cpu")
+    (found,) = score_checkpoints(EvalConfig(**asked, data=TextConfig(path=str(file))))
+    bpb, stderr = by_hand(model, STORIES)
+    assert (found.total.bpb, found.total.bpb_stderr) == pytest.approx((bpb, stderr), rel=1e-4)
+    shown = capsys.readouterr().out
+    assert ", 20 documents, " in shown and f"bits/byte   {bpb:.4f}\n± documents {stderr:.4f}\n" in shown
+    if way == "lines.jsonl":  # typed settings come before the run's
+        (raw,) = score_checkpoints(EvalConfig(**asked, data=TextConfig(path=str(file), source="text", separator=None)))
+        assert raw.bytes.sum() == file.stat().st_size and (raw.bytes == 0).sum() == 0
+        (ones,) = score_checkpoints(EvalConfig(**asked, data=TextConfig(path=str(file), separator="record ")))
+        assert ones.bytes.sum() == sum(len(story.removeprefix("record ").encode()) for story in STORIES)
+        with pytest.raises(DataError, match="data.separator=--- occurs nowhere in the text"):
+            score_checkpoints(EvalConfig(**asked, data=TextConfig(path=str(file), separator="---")))
+        with pytest.raises(DataError, match="has no field data.text_field=text: choose one of id, body"):
+            score_checkpoints(EvalConfig(**asked, data=TextConfig(path=str(file), text_field="text")))
+
+
+def test_what_a_text_loses_is_said_where_it_is_scored(text_settings, tmp_path, capsys):
+    (folder := tmp_path / "texts").mkdir()
+    (folder / "a.txt").write_bytes(b"a text with a broken letter \xff in it")
+    (folder / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n\0")
+    score_checkpoints(EvalConfig(**text_settings | {"data": TextConfig(path=str(folder))}))
+    shown = capsys.readouterr().out
+    assert f"text        {folder}: 1 file, 1 document, 35 B; 1 file left out, 1 byte replaced by U+FFFD; " in shown
+    assert f"note        Files left out that are not text in UTF-8: 1, first in {folder}/b.png (an image).\n" in shown
+    assert (
+        f"note        Bytes that are not UTF-8 and became U+FFFD: 1, first in {folder}/a.txt line 1, byte 28.\n"
+        in shown
+    )
+
+
+def test_a_source_can_be_typed_by_its_short_name_as_in_training(text_settings, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    for typed, said in {
+        "data=text data.path=a.jsonl": "text        a.jsonl: 1 file, 1 document, 32 B; 32 bytes are scored",
+        "data=jsonl data.path=a.jsonl": "text        a.jsonl: 1 JSON lines file, 2 documents, 32 B; 6 bytes are scored",
+        "data=jsonl": "error: data=jsonl has nothing to score: give data.path=..., a file or folder",
+        "data=hub": "error: data.source=hub is not known: choose one of files, text, jsonl, csv",
+    }.items():
+        done = run_here("eval.py", f"checkpoint={text_settings['checkpoint']}", *typed.split(), cwd=tmp_path)
+        assert (done.stdout or done.stderr).startswith(said)
+    checkpoint = open_checkpoint(text_settings["checkpoint"])
+    assert generation.score.text_source(TextConfig(source="tales"), checkpoint).name == "7,000 tales of seed 1"
+
+
 # Two models
 
 
@@ -142,7 +230,7 @@ def test_another_tokenizer_reads_the_documents_of_the_validation_split_and_no_ot
     monkeypatch.setattr(generation.score, "validation_split", lambda checkpoint: ("a split", tokens))
     bpe = train_bpe(["abab"], 258)
     pair = [open_checkpoint(str(save(tmp_path / str(n), 1, each))) for n, each in enumerate((BYTE, bpe))]
-    own, other = generation.score.load_text(None, pair)[1]
+    own, other = generation.score.load_text(TextConfig(), pair).tokens
     assert own is tokens and other.tolist() == [bpe.eot_token, *bpe.encode("abab"), bpe.eot_token, *bpe.encode("c")]
 
 
@@ -205,7 +293,7 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
     [
         ({"data": {"path": "/no/where"}}, "data.path=/no/where names no regular file"),
         ({"data": {"path": "{tmp}/empty"}}, "nothing to score"),
-        ({"data": {"path": "{tmp}/binary"}}, "is binary"),
+        ({"data": {"path": "{tmp}/binary"}}, "is not text but binary"),
         ({"data": {}}, "one was not trained here and has no validation split: give a text with data.path="),
         ({"against": "/no/where"}, "against=/no/where does not exist"),
     ],

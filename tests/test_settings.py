@@ -84,7 +84,7 @@ def test_options_change_what_they_name_and_nothing_else():
     adamw, cosine = settings_of("optimizer=adamw").optimizer, settings_of("schedule=cosine").schedule
     assert (adamw.lr, adamw.embedding_lr, adamw.lm_head_lr, adamw.weight_decay) == (1e-3, None, None, 0.1)
     assert (cosine.warmup_steps, cosine.final_factor) == (None, 0.1)
-    assert composed("data.path=notes.txt").data.source == "text"
+    assert composed("data.path=notes.txt").data.source == "files"
     few = composed("+experiment=shakespeare_cpu", "max_steps=9")
     assert (few.max_steps, few.model.block_size) == (9, 64)
 
@@ -197,7 +197,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "optimiser=adamw": "there is no setting optimiser: did you mean optimizer",
     "lr=0.1": "there is no setting lr: did you mean optimizer.lr?",
     "+foo=1": "there is no setting foo: --help all lists them",
-    "data.path.x=3": "there is no setting data.path.x: did you mean data.path?",
+    "data.path.x=3": "there is no setting data.path.x: did you mean data.path or data.val_path?",
     **{f"{alias}=1": f"did you mean {setting}" for alias, setting in ALIASES.items()},
     "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
     "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m; run_dir= names",
@@ -276,7 +276,7 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ("sample.py", "--top_k=4", "settings are typed NAME=VALUE, without dashes"),
         ("sample.py", "bogus", "cannot read 'bogus'"),
         ("export.py", "demo.html", "cannot read 'demo.html': settings are typed"),
-        ("eval.py", "data=x", "there is no setting data: did you mean data.path?"),
+        ("eval.py", "data=x", "data.source=x is not known: choose one of files, text"),
     ],
 )
 def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed, said):
@@ -371,7 +371,7 @@ def test_help_fits_a_narrow_terminal_with_each_meaning_below_its_name(width, mon
     assert all(len(line) <= width or line in names for line in told) and names <= set(told)
     assert len(told) < 6 * len(names)  # beside the names a line had one character
     below = told[told.index("  data=OPTION") + 1 :]
-    assert below[0].startswith("    copy hf induction")
+    assert below[0].startswith("    copy csv files hf")
 
 
 def test_an_attention_that_is_said_twice_alike_is_one():
