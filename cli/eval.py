@@ -1,11 +1,13 @@
 """The work of eval.py: scores of a text or of a task, and tales."""
 
+import sys
 from collections import Counter
 
 import torch
 
+from common.console import say
 from common.errors import CheckpointError, SettingsError, naming
-from common.text import seen_from_here, visible
+from common.text import for_stream, seen_from_here
 from data.config import VOCABULARIES
 from data.tales import first_slip
 from data.tasks import HELD_OUT
@@ -67,9 +69,9 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
             raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
     # Print a column for each checkpoint, then the difference.
     totals = [each.total for each in scores]
-    print(f"text        {visible(text.description)}; {totals[0].text_bytes:,} bytes are scored")
+    say(f"text        {text.description}; {totals[0].text_bytes:,} bytes are scored")
     for note in text.notes:
-        print(f"note        {visible(note)}")
+        say(f"note        {note}")
     print_columns(checkpoints, totals, TEXT_FIGURES)
     print(f"{'gzip':12}{gzip_bits(checkpoints[0].tokenizer, text.tokens[0]):.4f} bits/byte")
     if len(scores) > 1:
@@ -139,7 +141,7 @@ def print_columns(
     checkpoints: list[Checkpoint], results: list[Evaluation], figures: dict[str, tuple[str, str]]
 ) -> None:
     """Print a column for each checkpoint, and a row for each figure that is not None."""
-    rows = {"checkpoint": [visible(seen_from_here(checkpoint.path)) for checkpoint in checkpoints]}
+    rows = {"checkpoint": [for_stream(seen_from_here(checkpoint.path), sys.stdout) for checkpoint in checkpoints]}
     for title, (name, form) in figures.items():
         values = [getattr(result, name) for result in results]
         rows[title] = [format(value, form) for value in values if value is not None]

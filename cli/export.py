@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from common.console import say
 from common.errors import SettingsError, format_value, naming
 from common.files import user_path, writing
-from common.text import flat, si, visible
+from common.text import flat, si
 from data.config import VOCABULARIES
 from generation.generate import generate_text
 from interop.card import PRIVATE, model_card
@@ -26,7 +27,7 @@ def write_export(config: ExportConfig) -> None:
     run_code(config.code, VOCABULARIES)
     write = write_page if config.is_page else write_folder
     for line in write(config):
-        print(visible(line))
+        say(line)
 
 
 def write_page(config: ExportConfig) -> list[str]:

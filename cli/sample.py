@@ -6,11 +6,14 @@ from dataclasses import fields
 
 import tiktoken
 
-from common.errors import CheckpointError, SettingsError, format_value
+from common.console import print_error, say
+from common.errors import CheckpointError, SettingsError, format_value, naming
 from common.files import read_foreign, reading, user_path
 from common.settings import from_arguments
-from common.text import seen_from_here, visible
+from common.text import plural, seen_from_here, visible
 from data.config import VOCABULARIES
+from data.encoding import decode_text
+from data.tokenizer import replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
 from model.attention.code import run_code
@@ -53,7 +56,12 @@ def read_prompt(where: str) -> str:
     """Return the text of prompt_file=WHERE; - is standard input."""
     with reading("prompt_file", where):
         content = sys.stdin.buffer.read() if where == "-" else read_foreign(user_path("prompt_file", where))
-    return content.decode("utf-8-sig", "replace")
+    with naming(f"prompt_file={where}"):
+        prompt, damage = decode_text("the standard input" if where == "-" else where, content)
+    if damage:
+        lost = f"{plural(damage.broken, 'byte')} that are not UTF-8, first in {damage.place}"
+        print_error(f"prompt_file={visible(where)}: U+FFFD stands for {lost}.")
+    return prompt
 
 
 def print_samples(
@@ -64,20 +72,20 @@ def print_samples(
 ) -> str:
     """Print each sample after its prompt; return the text of the first one.
 
-    The first sample of a batch is streamed, the others follow when all are complete. Control characters become visible.
-    In an interactive session, Ctrl-C stops only the text.
+    The first sample of a batch is streamed, the others follow when all are complete. In an interactive session, Ctrl-C
+    stops only the text.
     """
     count = config.num_samples
+    prompt, _ = replace_surrogates(prompt)  # a shell's bytes that are not UTF-8
     tokens = encode_prompt(tokenizer, prompt)
     if len(tokens) > model.config.block_size:
         size = f"The prompt has {len(tokens):,} tokens, but the model sees {model.config.block_size:,}"
         print(f"{size}: only its end is read.", file=sys.stderr)
-    shown_prompt = visible(prompt)
 
     def heading(number: int) -> str:
         if count == 1:
-            return shown_prompt
-        return f"--- sample {number + 1} of {count}, seed={config.seed + number}\n{shown_prompt}"
+            return prompt
+        return f"--- sample {number + 1} of {count}, seed={config.seed + number}\n{prompt}"
 
     first_text = ""
     try:
@@ -85,17 +93,17 @@ def print_samples(
             numbers = range(count)[first : first + config.batch_size]
             seeds = [config.seed + number for number in numbers]
             # Stream the first sample of the batch: a terminal cannot show several at once.
-            print(heading(first), end="", flush=True)
+            say(heading(first), end="")
             texts = [""] * len(seeds)
             for chunk in generate(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config):
                 texts[chunk.sample] += chunk.text
                 if chunk.sample == 0:
                     first_text += chunk.text * (first == 0)
-                    print(visible(chunk.text), end="", flush=True)
-            print()
+                    say(chunk.text, end="")
+            say("")
             # Print the others after it.
             for number, text in zip(numbers[1:], texts[1:], strict=True):
-                print(heading(number) + visible(text))
+                say(heading(number) + text)
     except KeyboardInterrupt:
         print()
         if not config.interactive:
@@ -131,7 +139,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
                 prompt = line.removeprefix("/") if line else text
                 text = prompt + print_samples(checkpoint.model, checkpoint.tokenizer, config, prompt)
         except SettingsError as error:
-            print(visible(error))
+            say(error)
 
 
 def run_line(line: str, config: SampleConfig) -> SampleConfig:
@@ -139,6 +147,6 @@ def run_line(line: str, config: SampleConfig) -> SampleConfig:
     name, _, value = line.replace("=", " ", 1).partition(" ")
     if name in CHANGEABLE and value.strip():
         return from_arguments(SampleConfig, [f"{name}={value.strip()}"], config)
-    settings = (visible(f"/{key} {format_value(getattr(config, key))}") for key in CHANGEABLE)
-    print(HELP, *settings, sep="\n")
+    settings = [f"/{key} {format_value(getattr(config, key))}" for key in CHANGEABLE]
+    say("\n".join([HELP, *settings]))
     return config

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from common.console import say
 from common.errors import SettingsError
 from common.settings import setting_hints
-from common.text import visible
 from model.attention import unused_settings
 from model.attention.code import run_code as run_code
 from model.config import GPTConfig
@@ -80,6 +80,6 @@ def train_or_plan(config: TrainConfig) -> float | None:
     from training.plan import plan_run
 
     if config.dry_run:
-        print(visible(plan_run(train_step, config)), flush=True)
+        say(plan_run(train_step, config))
         return None
     return train(config)

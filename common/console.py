@@ -14,13 +14,18 @@ from typing import Any, NoReturn, Self
 
 from tqdm import tqdm
 
-from common.text import LogFormatter
+from common.text import StreamFormatter, for_stream
 
 log = logging.getLogger("tinygpt")
 log.setLevel(logging.INFO)  # of train.log's lines, whatever a program that calls train() shows
 
 CONSOLE = logging.StreamHandler()
-CONSOLE.setFormatter(LogFormatter())
+CONSOLE.setFormatter(StreamFormatter(lambda: CONSOLE.stream))
+
+
+def say(text: object, end: str = "\n") -> None:
+    """Print a text to stdout at once: as it is to a file or a pipe, visible() to a terminal."""
+    print(for_stream(text, sys.stdout), end=end, flush=True)
 
 
 def print_error(line: str) -> None:
@@ -89,13 +94,20 @@ class Signals:
 
 
 def open_console() -> None:
-    """Replace closed standard streams by the null device, and let stdout print any character."""
+    """Replace closed standard streams by the null device, and let stdout print any character.
+
+    A file or a pipe gets UTF-8 and the line ends as they are, on every system.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         # Closed by the shell, as in >&-. A file that we open would get the stream's descriptor.
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+        if not sys.stdout.isatty():
+            # A person's PYTHONIOENCODING chooses another encoding.
+            encoding = None if os.environ.get("PYTHONIOENCODING") else "utf-8"
+            sys.stdout.reconfigure(encoding=encoding, errors="replace", newline="\n")
     logging.raiseExceptions = False  # a log message that cannot be printed prints no traceback
 
 

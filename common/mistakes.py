@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from common.console import close_console, open_console, print_error
 from common.errors import DeviceError, SettingsError, device_failed, first_line
-from common.text import LogFormatter, visible
+from common.text import StreamFormatter, visible
 
 # errno of the OSErrors that a bug of ours would raise. All others are a person's mistakes; if a setting led to one,
 # common/files.py has named it.
@@ -30,7 +30,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
     at_once = rank is not None
     open_console()
     if logging.lastResort:  # the handler of messages that no other handler takes
-        logging.lastResort.setFormatter(LogFormatter())
+        logging.lastResort.setFormatter(StreamFormatter(lambda: sys.stderr))
     try:
         yield
     except BrokenPipeError:  # the reader of the output, such as head, has ended

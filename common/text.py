@@ -4,29 +4,30 @@ import logging
 import os
 import re
 import shlex
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Any
+from typing import IO, Any
 
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
-# Ranges of C1 controls, of signs that reverse the text, end lines or are invisible, and of lone surrogates.
-UNSEEN = (
-    "\x80-\x9f",
-    "\u061c",
-    "\u200b",
-    "\u200e-\u200f",
-    "\u2028-\u202e",
-    "\u2060-\u206f",
-    "\ufeff",
-    "\ufff9-\ufffb",
-    "\ud800-\udfff",
-)
-for signs in UNSEEN:
-    PICTURES |= dict.fromkeys(range(ord(signs[0]), ord(signs[-1]) + 1), 0xFFFD)
+# What acts on a terminal, each with its sign: what moves the cursor or begins a command, and what reorders the text.
+SIGNS: dict[int, str] = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"} | {0x7F: "␡"}
+ACTING = ("\x80-\x9f", "\u061c", "\u200e-\u200f", "\u2028-\u202e", "\u2066-\u2069")
+for letters in ACTING:
+    SIGNS |= {code: f"<U+{code:04X}>" for code in range(ord(letters[0]), ord(letters[-1]) + 1)}
+SIGNS |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # bytes that are no letter, such as those of a file's name
 
 
 def visible(text: object) -> str:
-    """Replace control characters, except tab and line end, by visible ones; safe to print."""
-    return str(text).translate(PICTURES)
+    """Return a text for a terminal, on which none of its letters acts except tab and line end."""
+    return str(text).translate(SIGNS)
+
+
+def for_stream(text: object, stream: IO[str] | None) -> str:
+    """Return a text as a stream gets it: as it is, but visible() on a terminal."""
+    with suppress(ValueError):  # a stream that is closed
+        if stream is not None and stream.isatty():
+            return visible(text)
+    return str(text)
 
 
 # The escapes of typed texts, besides \xHH and \uHHHH; any other backslash stands for itself.
@@ -50,11 +51,16 @@ def escaped(text: str) -> str:
     return "".join(f"\\{names[letter]}" if letter in names else letter for letter in text)
 
 
-class LogFormatter(logging.Formatter):
-    """Formats log records by visible()."""
+class StreamFormatter(logging.Formatter):
+    """Formats log records for_stream()."""
+
+    def __init__(self, stream: Callable[[], IO[str] | None]) -> None:
+        """stream: returns the stream that gets the records."""
+        super().__init__()
+        self.stream = stream
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        return for_stream(super().format(record), self.stream())
 
 
 def seen_from_here(path: Path) -> str:

@@ -25,6 +25,7 @@ from common.files import replace_text
 from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from docs.probes import Probes
 from docs.recorded import recorded_jobs
+from generation.config import TextConfig
 from generation.score import ScoringParams, load_text
 from model.attention.code import run_codes
 from runs.checkpoint import Checkpoint, open_checkpoint
@@ -82,7 +83,7 @@ def extrapolated(checkpoint: Checkpoint) -> float:
 
     The loss at the end of a long window minus the loss in the second half of its first trained length.
     """
-    _, (tokens,) = load_text(None, [checkpoint])
+    (tokens,) = load_text(TextConfig(), [checkpoint]).tokens
     model, length = checkpoint.model, checkpoint.model.config.block_size
     probes, windows = (
         Probes(model, ScoringParams(torch.autocast("cpu", enabled=False))),

@@ -25,7 +25,7 @@ from common.files import replace_text
 from common.mistakes import mistakes_explained
 from common.text import seen_from_here, visible
 from data.batches import document_starts
-from generation.config import EvalConfig
+from generation.config import EvalConfig, TextConfig
 from generation.score import ScoringParams, learned_task, load_text, token_nats
 from model.attention.code import run_codes
 from model.gpt import GPT
@@ -150,7 +150,7 @@ def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None
             "induction": probes.induction(task.vocab_size),
             "heads": probes.heads(rows),
         }
-    _, (tokens,) = load_text(path, [checkpoint])
+    (tokens,) = load_text(TextConfig(path=path), [checkpoint]).tokens
     T = min(T, len(tokens))
     rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
     return {

@@ -1,9 +1,9 @@
 """The model card of an exported folder: README.md, which a hub shows."""
 
-from common.text import visible
+import re
 
 # Settings of a run that say nothing of its model, or of the machine that it ran on.
-PRIVATE = ("run_dir", "resume", "data.path", "data.cache_dir", "wandb.", "sample_", "allow_changes")
+PRIVATE = ("run_dir", "resume", "data.path", "data.val_path", "data.cache_dir", "wandb.", "sample_", "allow_changes")
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -45,6 +45,6 @@ def model_card(sample: str, figures: dict[str, float], **values: object) -> str:
     if "val_bpb" in figures:
         error = f" ± {figures['val_bpb_stderr']:.4f}" if "val_bpb_stderr" in figures else ""
         measured = f"On held-out text: {figures['val_bpb']:.4f}{error} bits/byte, {figures['val_loss']:.4f} nats/token."
-    # Indented, whatever signs the text has: it stays a block of code.
-    block = "\n".join(f"    {line}" for line in visible(sample).split("\n"))
+    # Indented after each line end of Markdown, so that it stays a block of code.
+    block = "\n".join(f"    {line}" for line in re.split("\r\n|\r|\n", sample))
     return CARD.format(sample=block, figures=measured, **values)

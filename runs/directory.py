@@ -15,7 +15,7 @@ import yaml
 
 from common.errors import SettingsError
 from common.files import lock, user_path
-from common.text import LogFormatter, flat
+from common.text import flat
 
 LOGS = ("metrics.jsonl", "report.jsonl", "train.log")
 
@@ -58,7 +58,7 @@ def log_sizes(run: Path) -> dict[str, int]:
 def log_to(directory: Path, collected: MemoryHandler, stack: ExitStack) -> None:
     """Write the collected log, and all that follows, to train.log until the stack is closed."""
     handler = logging.FileHandler(plain_file(directory / "train.log"), encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(LogFormatter("[%(asctime)s] %(message)s"))
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
     stack.callback(handler.close)
     collected.setTarget(handler)  # the next line writes those before it
 

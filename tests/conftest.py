@@ -137,9 +137,24 @@ def attention_maps(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
     return torch.stack(for_each_layer(model, tokens, lambda weights: weights[0])).float()
 
 
-def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess:
-    """Run `python script arguments` in this process, which has imported torch already."""
-    streams = [io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8") for text in (stdin, "", "")]
+class Stdout(io.TextIOWrapper):
+    """A standard output in memory, which may be a terminal."""
+
+    is_terminal = False
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+def run_here(
+    script: str, *arguments: str, cwd: Path, stdin: str = "", is_terminal: bool = False
+) -> subprocess.CompletedProcess:
+    """Run `python script arguments` in this process, which has imported torch already.
+
+    is_terminal: whether stdout is a terminal; by default it is a pipe.
+    """
+    streams = [Stdout(io.BytesIO(text.encode()), encoding="utf-8") for text in (stdin, "", "")]
+    streams[1].is_terminal = is_terminal
     before = [(log, log.handlers[:], log.level) for log in (logging.getLogger(), logging.getLogger("tinygpt"))]
     on_sigterm, status = signal.getsignal(signal.SIGTERM), 0
     with contextlib.ExitStack() as stack:
@@ -162,10 +177,7 @@ def run_here(script: str, *arguments: str, cwd: Path, stdin: str = "") -> subpro
             register_schema({})  # without what resume and init_from brought
     for stream in streams[1:]:
         stream.flush()
-    # A subprocess's text has "\n" for every line end too.
-    stdout, stderr = (
-        io.TextIOWrapper(io.BytesIO(stream.buffer.getvalue()), encoding="utf-8").read() for stream in streams[1:]
-    )
+    stdout, stderr = (stream.buffer.getvalue().decode() for stream in streams[1:])
     return subprocess.CompletedProcess([script, *arguments], status, stdout, stderr)
 
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +20,7 @@ from common.errors import SettingsError, naming
 from common.files import reading, writing
 from common.mistakes import mistakes_explained
 from common.text import command as started_by
+from common.text import visible
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from model.config import GPTConfig
@@ -65,23 +67,40 @@ def test_a_run_goes_on_without_its_console(end, text_file, tmp_path):
     assert (tmp_path / "run/checkpoints/step_1").is_dir()
 
 
-def test_nothing_that_is_printed_or_logged_steers_a_terminal(tmp_path):
+def test_nothing_that_is_printed_steers_a_terminal_and_a_log_has_the_true_letters(tmp_path):
     (tmp_path / "text\x1b]0;title\x07.txt").write_text("\x1b]0;title\x07\u202ex\x9b31m\n" * 900, encoding="utf-8")
     settings = [*TINY, "data.path=text*.txt", "run_dir=run", "max_steps=40", "sample_tokens=40"]
-    result = run_here("train.py", *settings, cwd=tmp_path)
+    result = run_here("train.py", *settings, cwd=tmp_path, is_terminal=True)
     assert result.returncode == 0, result.stderr
-    log = (tmp_path / "run/train.log").read_text(encoding="utf-8")
-    for text in (result.stdout, result.stderr, log, run_here("eval.py", "checkpoint=run", cwd=tmp_path).stdout):
+    scored = run_here("eval.py", "checkpoint=run", cwd=tmp_path, is_terminal=True).stdout
+    for text in (result.stdout, result.stderr, scored):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
-    assert "␛]0;" in log  # the model has learned it
+    assert "␛]0;" in result.stdout  # the model has learned it
+    assert "\x1b]0;" in (tmp_path / "run/train.log").read_text(encoding="utf-8")
     refused = run_here("sample.py", "checkpoint=a\x1b]0;title\x07\nb", cwd=tmp_path)
     assert "␛]0;title␇␊b" in refused.stderr and len(refused.stderr.splitlines()) == 1
 
 
-def test_what_is_logged_without_a_handler_steers_no_terminal():
+def test_a_message_without_a_handler_steers_no_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", mock.Mock(isatty=lambda: True))
     with mistakes_explained():
         pass
     assert logging.lastResort.format(logging.makeLogRecord({"msg": "a\x1b[31m"})) == "a␛[31m"
+
+
+def test_the_signs_of_a_terminal_are_of_what_moves_its_cursor_or_reorders_text_and_of_nothing_else():
+    bidi = re.compile("LEFT-TO-RIGHT|RIGHT-TO-LEFT|STRONG ISOLATE|POP DIRECTIONAL|ARABIC LETTER MARK")
+    for letter in map(chr, range(0x110000)):
+        kind = unicodedata.category(letter)
+        acts = kind in ("Cc", "Zl", "Zp") or (kind == "Cf" and bidi.search(unicodedata.name(letter, "")))
+        if acts and letter not in "\t\n":
+            assert len(visible(letter)) in (1, 8) and visible(letter)[0] in "<" + "".join(
+                map(chr, range(0x2400, 0x2422))
+            )
+        elif kind == "Cs":  # of a byte that is no letter
+            assert visible(letter) == "\ufffd"
+        else:
+            assert visible(letter) == letter
 
 
 # Paths

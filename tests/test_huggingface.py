@@ -356,7 +356,7 @@ def test_the_card_of_a_folder_has_settings_figures_a_sample_and_code_that_runs(t
     assert "held-out text: 1.7500 ± 0.0625 bits/byte, 2.5000 nats/token" in card and "/home/me" not in card
     (command,) = (line.strip() for line in card.splitlines() if line.startswith("    python train.py"))
     typed = dict(argument.split("=", 1) for argument in shlex.split(command)[2:])
-    assert typed["max_steps"] == "7" and typed["data.source"] == "text" and typed["model.n_embd"] == "32"
+    assert typed["max_steps"] == "7" and typed["data.source"] == "files" and typed["model.n_embd"] == "32"
     sample = card.split("## A sample\n\n")[1]
     assert len(sample) > 100 and all(line.startswith("    ") for line in sample.rstrip("\n").split("\n"))
     capsys.readouterr()

@@ -291,7 +291,7 @@ def test_the_log_of_a_run_begins_with_what_was_said_of_its_text(train_config, tm
     data = replace(train_config.data, path=str(folder), cache_dir=str(tmp_path / "cache"))
     train(replace(train_config, data=data, max_steps=1))
     lines = [line.partition("] ")[2] for line in (tmp_path / "run/train.log").read_text().splitlines()]
-    named = ", ".join(str(folder / f"{number:02}.bin") for number in range(10))
+    named = ", ".join(f"{folder / f'{number:02}.bin'} (not text but binary)" for number in range(10))
     assert lines[0].startswith(f"Preparing {folder}: 13 files, ")
     assert lines[1] == f"Files left out that are not text in UTF-8: 12, first in {named}."
     assert lines[2].startswith("text  ")

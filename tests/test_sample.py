@@ -1,6 +1,7 @@
 """python sample.py: streamed text, many prompts at once, a conversation, and refusals."""
 
 import io
+import os
 import re
 import signal
 import subprocess
@@ -17,14 +18,13 @@ from common.errors import SettingsError, format_value
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer
 from generation.config import SampleConfig
-from generation.generate import Decoder
+from generation.generate import Chunk, Decoder
 from runs.checkpoint import Progress, save_checkpoint
 from sample import sample
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,54 @@ def command(run_directory: Path, *overrides: str) -> list[str]:
     return [sys.executable, str(ROOT / "sample.py"), f"checkpoint={run_directory}", "device=cpu", *overrides]
 
 
+# Words in twelve scripts with the letters of their writing that have no width, join, or order a line.
+SCRIPTS = [
+    "ខ្មែរ\u200bសរសេរ\u200bដោយ\u200bគ្មាន",  # Khmer, a zero-width space between words
+    "می\u200cنویسم",  # Persian, a non-joiner
+    "\u202bעברית (abc)\u202c\u200f!",  # Hebrew, embedded
+    "العربية\u061c 12\u2066x\u2069",
+    "क्\u200dष नमस्ते",  # Devanagari, a joiner
+    "\ufeff日本語、ｶﾅ",
+    "ไทยไม่มีวรรค",
+    "한국어 \u1112\u1161\u11ab",  # also by its parts
+    "Việt: e\u0302\u0301, naïve\u2060x",
+    "👩\u200d🔬🏽 \U000e0067",
+    "мир\u00ad-\u2028мир",
+    "tab\t, return\r, bell\a, \x9b31m, \x7f",
+]
+ACTS = {"\u202b": "<U+202B>", "\u202c": "<U+202C>", "\u200f": "<U+200F>", "\u061c": "<U+061C>", "\u2066": "<U+2066>"}
+ACTS |= {"\u2069": "<U+2069>", "\u2028": "<U+2028>", "\r": "␍", "\a": "␇", "\x9b": "<U+009B>", "\x7f": "␡"}
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_the_model_wrote_reaches_a_pipe_byte_for_byte_and_a_terminal_with_signs(
+    is_terminal, run_directory, tmp_path, monkeypatch
+):
+    def wrote(model, tokenizer, prompts, seeds, params):
+        for number in range(len(prompts)):
+            yield from (Chunk(number, text) for text in [*SCRIPTS, "\ufffd"])
+
+    monkeypatch.setattr("cli.sample.generate", wrote)
+    text = "".join(SCRIPTS) + "\ufffd"
+    (tmp_path / "prompt").write_text(text, encoding="utf-8", newline="")
+    shown = "".join(ACTS.get(letter, letter) for letter in text) if is_terminal else text
+    for typed in (f"prompt={text}", "prompt_file=prompt"):
+        read = shown if typed[6] == "=" else shown.removeprefix("\ufeff")
+        done = run_here("sample.py", f"checkpoint={run_directory}", typed, cwd=tmp_path, is_terminal=is_terminal)
+        assert (done.returncode, done.stdout) == (0, f"{read}{shown}\n")
+    done = run_here("sample.py", f"checkpoint={run_directory}", "num_samples=2", cwd=tmp_path, is_terminal=is_terminal)
+    assert done.stdout == "".join(f"--- sample {n} of 2, seed={n}\n{shown}\n" for n in (1, 2))
+
+
 @pytest.mark.slow
-def test_a_pipe_gets_nothing_but_prompt_and_text_and_nothing_is_said_when_its_reader_leaves(run_directory, say):
+@pytest.mark.parametrize("locale", ["C.UTF-8", "C", "en_US.ISO-8859-1"])
+def test_a_pipe_gets_nothing_but_prompt_and_text_and_nothing_is_said_when_its_reader_leaves(run_directory, say, locale):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    pipes["env"] = os.environ | {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     process = subprocess.Popen(command(run_directory, "prompt_file=-", "max_new_tokens=99"), **pipes)
-    written, complaints = process.communicate(b"a\x1bb", timeout=60)
+    written, complaints = process.communicate("a\x1bé\r\n".encode(), timeout=60)
     assert process.returncode == 0 and complaints == b""
-    assert written.decode() == say(prompt="a\x1bb", max_new_tokens=99) and written.startswith("a␛b".encode())
-    assert not CONTROLS.search(written.decode())
+    assert written.decode() == say(prompt="a\x1bé\r\n", max_new_tokens=99) and written.startswith("a\x1bé\r\n".encode())
     process = subprocess.Popen(command(run_directory, "max_new_tokens=5000"), **pipes)
     process.stdout.read(10)
     process.stdout.close()
@@ -116,10 +156,25 @@ def test_ctrl_c_ends_a_text_in_one_line(run_directory):
     assert (process.returncode, complaints.decode()) == (130, "stopped by Ctrl-C\n")
 
 
-def test_control_characters_cannot_act(say):
-    text = say(prompt="ab", max_new_tokens=200)
-    assert text.startswith("ab") and not CONTROLS.search(text)
-    assert re.search("[␀-␟]", text)  # a model of random bytes has tried
+def test_a_prompt_that_is_no_text_is_refused_and_broken_letters_are_told(run_directory, say, tmp_path, capsys):
+    (tmp_path / "broken").write_bytes(b"line 1\nab\xff\xfe")
+    sample(SampleConfig(checkpoint=str(run_directory), prompt_file=str(tmp_path / "broken"), max_new_tokens=3))
+    said = capsys.readouterr()
+    assert said.out.startswith("line 1\nab\ufffd\ufffd")
+    lost = "2 bytes that are not UTF-8, first in line 2, byte 9"
+    assert f"prompt_file={tmp_path}/broken: U+FFFD stands for {lost}.\n" == said.err
+    for content, problem in {
+        "Once upon a time".encode(
+            "utf-16"
+        ): "is not text in UTF-8, but in UTF-16: “Once upon a time”: to convert it: iconv",
+        b"%PDF-1.7\n\xe2\xe3\xcf\xd3": "is a PDF: pdftotext",
+        b"one line\n" * 99 + b"\0": "is not text: it has a NUL, first in line 100, byte 891: tr -d",
+    }.items():
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(SettingsError, match=re.escape(f"prompt_file={tmp_path}/file {problem}")):
+            say(prompt_file=str(tmp_path / "file"))
+        done = run_here("sample.py", f"checkpoint={run_directory}", "prompt_file=-", cwd=tmp_path)
+        assert done.returncode == 0, "an empty prompt"
 
 
 # A conversation.

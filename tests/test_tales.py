@@ -12,7 +12,6 @@ from cli.eval import score_checkpoints
 from cli.sample import write_samples
 from common.errors import SettingsError
 from common.settings import from_arguments
-from common.text import visible
 from data.config import DataConfig, TalesConfig, TokenizerConfig
 from data.prepare import prepare
 from data.tales import GRAMMAR, PAIRS, WORDS, first_slip, tales
@@ -212,5 +211,5 @@ def test_the_tales_that_are_judged_are_those_that_sample_writes(tmp_path, monkey
     config = SampleConfig(checkpoint=str(tmp_path / "one"), num_samples=3, max_new_tokens=512, device="cpu")
     write_samples(config)
     assert capsys.readouterr().out == "".join(
-        f"--- sample {n} of 3, seed={n}\n{visible(text)}\n" for n, text in enumerate(judged, 1)
+        f"--- sample {n} of 3, seed={n}\n{text}\n" for n, text in enumerate(judged, 1)
     )
