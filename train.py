@@ -54,9 +54,9 @@ def train(config: TrainConfig) -> float:
             # Once in a while and at the end: evaluate and save, or only save. A resumed run may begin at a step that
             # it has evaluated.
             done = run.fraction_done()
-            finished = done >= 1
+            finished = done >= 1 or run.is_out_of_patience
             if not progress.is_evaluated and (finished or is_due(progress.step, config.eval_interval)):
-                validate(run, loggers, finished)
+                finished = validate(run, loggers, finished)
             elif finished or is_due(progress.step, config.checkpoint_interval):
                 run.save(finished=finished)
             if finished:
@@ -131,8 +131,11 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     return batch_loss, grad_norm
 
 
-def validate(run: Run, loggers: Loggers, finished: bool) -> None:
-    """Evaluate the model, write a sample, log both and save; at the end also measure decoding."""
+def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
+    """Evaluate the model, write a sample, log both and save; at the end also measure decoding.
+
+    finished: whether the run is at its last step. Returns whether it ends here, as it may for want of a better loss.
+    """
     # Save before the evaluation too: if it fails, no step is lost.
     is_saved = run.save()  # False if the run diverges
     max_tokens = targets_scored(run.config, run.progress.step if finished else None)
@@ -140,6 +143,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> None:
         try_trained(run)
         result = evaluate_run(run, max_tokens)
         record_evaluation(run, result, max_tokens)
+        finished = finished or run.is_out_of_patience
         sample = write_sample(run)
         if finished and run.config.sample_tokens:
             run.note_activity("the measurement of decoding", "sample_tokens=0")
@@ -149,6 +153,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> None:
     # Save the result. The checkpoint has the weights already: only its meta.json is written.
     if is_saved or finished:
         run.save(finished=finished)
+    return finished
 
 
 def evaluate_run(run: Run, max_tokens: int) -> Evaluation:

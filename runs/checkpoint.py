@@ -64,6 +64,8 @@ class Progress:
     best_step: int = 0
     best_tokens: int = 0
     """The number of targets that all evaluations score."""
+    without_gain: int = 0
+    """The number of evaluations in a row that were not the best so far."""
     skipped: int = 0
     """Steps skipped because loss or gradient was not finite."""
     skipped_in_a_row: int = 0
@@ -88,10 +90,12 @@ class Progress:
         """Make this step the best if its loss is the lowest on this number of targets."""
         # With another eval_interval a resumed run scores other targets. Earlier losses cannot be compared with theirs.
         best = math.inf if self.best_loss is None or tokens != self.best_tokens else self.best_loss
+        self.without_gain += 1
         if loss < best:
             self.best_loss = loss
             self.best_step = self.step
             self.best_tokens = tokens
+            self.without_gain = 0
 
 
 @dataclass

@@ -13,7 +13,7 @@ from data.config import DataConfig, TaskConfig
 from model.config import GPTConfig
 from model.loss import IGNORE_INDEX, nats_of_each
 from runs.checkpoint import Progress, load_checkpoint, read_meta
-from runs.metrics import read_metrics
+from runs.metrics import Evaluation, read_metrics
 from runs.summary import read_summary
 from train import train, train_step
 from training.config import TrainConfig
@@ -89,6 +89,71 @@ def test_steps_are_compared_on_the_same_targets_and_the_result_rests_on_more(tra
     assert f"best validation loss {result:.4f} nats/token" in caplog.text
     assert best.progress.best_loss == pytest.approx(again.loss, rel=1e-6) and best.progress.best_loss != result
     assert (best.progress.best_step, best.progress.best_tokens) == (20, 256)
+
+
+LOSSES = {1: 3.0, 2: 2.5, 3: 2.6, 4: 2.4, 5: 2.45, 6: 2.4, 7: 2.5, 8: 2.39, 9: 2.5, 10: float("nan"), 11: 2.7, 12: 2.0}
+
+
+def losses_of(monkeypatch, losses: dict[int, float]) -> list[int]:
+    """Let the evaluation of each step give these losses; the steps that were evaluated."""
+    seen: list[int] = []
+
+    def evaluate_run(run, max_tokens):
+        seen.append(run.progress.step)
+        return Evaluation(nats=losses[run.progress.step] * max_tokens, tokens=max_tokens, text_bytes=max_tokens)
+
+    monkeypatch.setattr("train.evaluate_run", evaluate_run)
+    return seen
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3, 4, None])
+def test_a_run_ends_after_as_many_evaluations_without_a_better_loss_as_patience(
+    train_config, monkeypatch, caplog, patience
+):
+    caplog.set_level("INFO", logger="tinygpt")
+    # By hand: after which step the last `patience` losses were all no better than the best before them.
+    end = {1: 3, 2: 6, 3: 7, 4: 12, None: 12}[patience]
+    seen = losses_of(monkeypatch, LOSSES)
+    settings = dict(max_steps=12, eval_interval=1, patience=patience, eval_tokens=100, sample_tokens=1)
+    config = replace(train_config, **settings)
+    best = min((loss, step) for step, loss in LOSSES.items() if loss == loss and step <= end)
+    assert (train(config), seen) == (best[0], [*range(1, end + 1)])
+    run_dir = Path(config.run_dir)
+    progress, summary = read_meta(run_dir / "checkpoints/last").progress, read_summary(run_dir)
+    assert (progress.step, progress.finished, progress.best_step) == (end, True, best[1])
+    assert (summary.status, summary.step, summary.val_loss) == ("finished", end, best[0])
+    assert summary.decode_tokens_per_s > 0, "as of any finished run"
+    assert ("patience  " in caplog.text) == (end < 12)
+    # It has ended: resumed it takes no step, and goes on with more patience.
+    train(replace(config, resume=config.run_dir))
+    assert seen == [*range(1, end + 1)]
+    if end < 12:
+        assert f"to train on, raise patience={patience}" in caplog.text
+        train(replace(config, resume=config.run_dir, patience=None))
+        assert seen == [*range(1, 13)] and read_meta(run_dir / "checkpoints/best").progress.best_step == 12
+
+
+def test_a_killed_run_has_the_patience_of_the_whole_one(train_config, monkeypatch):
+    seen = losses_of(monkeypatch, LOSSES)
+    config = replace(train_config, max_steps=12, eval_interval=1, checkpoint_interval=1, patience=3, eval_tokens=100)
+    for step in (2, 5, 6):
+        with monkeypatch.context() as patch:
+            patch.setattr("train.train_step", dying_after(step))
+            with pytest.raises(KeyError):
+                train(replace(config, resume=config.run_dir if seen else None))
+    train(replace(config, resume=config.run_dir))
+    assert seen == [*range(1, 8)], "each step is evaluated once, and step 7 is the last"
+
+
+def dying_after(last: int):
+    """train_step() until step `last`, then an error."""
+
+    def step(run, number):
+        if number >= last:
+            raise KeyError("killed")
+        return train_step(run, number)
+
+    return step
 
 
 def test_losses_on_other_numbers_of_targets_are_not_compared():

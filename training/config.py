@@ -192,6 +192,9 @@ class TrainConfig:
     eval_interval: int = 150
     """Steps between evaluations. Each scores a fifth as many targets as these steps train on,
     16,384 to 524,288, spread over the validation text. The last one scores a fifth of all steps' targets."""
+    patience: int | None = None
+    """End the run, as finished, after this many evaluations in a row without a better loss. The best
+    checkpoint stays; the last evaluation scores no more than the others."""
     eval_tokens: int | None = None
     """Targets that every evaluation scores at most, so that runs of different lengths score the same."""
     eval_batch_size: int | None = None
@@ -218,7 +221,7 @@ class TrainConfig:
         one_of("compile", self.compile, ("auto", "on", "off"))
         one_of("recompute", self.recompute, ("none", "block"))
         intervals = ("log_interval", "eval_interval", "checkpoint_interval")
-        sizes = ("batch_size", "micro_batch_size", "eval_batch_size", "eval_tokens")
+        sizes = ("batch_size", "micro_batch_size", "eval_batch_size", "eval_tokens", "patience")
         for name in (*intervals, *sizes, "max_steps", "max_skipped_steps", "keep_checkpoints"):
             at_least(name, getattr(self, name), 1)
         at_least("sample_tokens", self.sample_tokens, 0)

@@ -165,6 +165,11 @@ class Run:
             done = max(done, self.ranks.max(self.seconds / 60 / self.config.max_minutes))
         return min(done, 1.0)
 
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the last evaluations, as many as config.patience, brought no better loss."""
+        return self.config.patience is not None and self.progress.without_gain >= self.config.patience
+
     def save(self, *, finished: bool = False) -> bool:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 

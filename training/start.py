@@ -145,6 +145,7 @@ def restore(run: Run, saved: Saved) -> None:
     run.progress = replace(meta.progress, finished=False)  # max_steps may have grown
     if meta.data != run.data.fingerprint:
         run.progress.best_loss = None  # losses on another text do not compare
+        run.progress.without_gain = 0
     run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
 
 
@@ -156,6 +157,10 @@ def check_end(run: Run) -> None:
         raise SettingsError(problem, "raise it or max_flops, or leave it out")
     if run.fraction_done() >= 1:
         log.info("resume=%s has finished: to train on, raise max_steps, max_minutes or max_flops.", resume)
+    elif run.is_out_of_patience:
+        log.info(
+            "resume=%s has finished: to train on, raise patience=%d, or set patience=null.", resume, run.config.patience
+        )
 
 
 def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> Data:

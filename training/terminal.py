@@ -113,6 +113,8 @@ class Terminal(Logger):
         best = progress.result
         unit = "token" if data.tokenizer else "answer"
         log.info("\nbest validation loss %.4f nats/%s, at step %d", best, unit, progress.best_step)
+        if self.run.is_out_of_patience:
+            log.info("patience  %s brought no better loss: the run ends", plural(progress.without_gain, "evaluation"))
         passes = 0.0
         if isinstance(data, TokenDataset):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
@@ -165,6 +167,9 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
     else:
         counted = f"{plural(data.targets(block_size), 'answer')} in each sequence of {block_size:,} tokens"
         lines = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} sequences held out"]
+
+    if config.patience:
+        length += f", fewer if {plural(config.patience, 'evaluation')} in a row bring no better loss"
 
     # Describe the model. The heads are counted in a layer, because some forms have one for any n_head.
     parts = count_parameters(model)
