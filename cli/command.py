@@ -32,7 +32,7 @@ FIRST = {
     },
     "SampleConfig": {
         "Model": "checkpoint device",
-        "Prompt": "prompt prompt_file interactive",
+        "Prompt": "prompt prompt_file prompts results interactive",
         "Sampling": "temperature top_k top_p max_new_tokens stop num_samples seed",
     },
 }

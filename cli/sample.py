@@ -1,4 +1,4 @@
-"""The work of sample.py: samples in the terminal, and an interactive session."""
+"""The work of sample.py: samples in the terminal or a file, and an interactive session."""
 
 import sys
 from contextlib import suppress
@@ -6,13 +6,12 @@ from dataclasses import fields
 
 import tiktoken
 
-from common.console import print_error, say
-from common.errors import CheckpointError, SettingsError, format_value, naming
-from common.files import read_foreign, reading, user_path
+from cli.prompts import read_prompts, read_text, write_results
+from common.console import say
+from common.errors import CheckpointError, SettingsError, format_value
 from common.settings import from_arguments
-from common.text import plural, seen_from_here, visible
+from common.text import seen_from_here, visible
 from data.config import VOCABULARIES
-from data.encoding import decode_text
 from data.tokenizer import replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
@@ -32,7 +31,8 @@ def write_samples(config: SampleConfig) -> None:
     """Print the samples as they are generated."""
     device = choose_device(config.device)
     # Read the prompt first: its mistakes need not wait for the model.
-    prompt = read_prompt(config.prompt_file) if config.prompt_file else config.prompt
+    prompt = read_text("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
+    prompts = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
     # Load the model, and convert its weights.
     run_code(config.code, VOCABULARIES)
     checkpoint = open_checkpoint(config.checkpoint, device)
@@ -40,28 +40,18 @@ def write_samples(config: SampleConfig) -> None:
     model.to(decoding_precision(config.precision, device))
     if config.checkpoint is None or sys.stderr.isatty():
         print(f"{visible(seen_from_here(checkpoint.path))}, step {checkpoint.meta.progress.step}", file=sys.stderr)
-    # Begin the session, or write the text.
+    # Begin the session, or write the texts.
     try:
         with memory_errors(f"batch_size={config.batch_size} needs more memory than there is", "lower it"):
             if config.interactive:
                 converse(checkpoint, config)
+            elif config.prompts or config.results:
+                write_results(checkpoint, config, prompts)
             else:
                 print_samples(model, checkpoint.tokenizer, config, prompt)
     except FloatingPointError as error:
         remedy = "set precision=bf16" if config.precision == "fp16" else "take an earlier one"
         raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
-
-
-def read_prompt(where: str) -> str:
-    """Return the text of prompt_file=WHERE; - is standard input."""
-    with reading("prompt_file", where):
-        content = sys.stdin.buffer.read() if where == "-" else read_foreign(user_path("prompt_file", where))
-    with naming(f"prompt_file={where}"):
-        prompt, damage = decode_text("the standard input" if where == "-" else where, content)
-    if damage:
-        lost = f"{plural(damage.broken, 'byte')} that are not UTF-8, first in {damage.place}"
-        print_error(f"prompt_file={visible(where)}: U+FFFD stands for {lost}.")
-    return prompt
 
 
 def print_samples(

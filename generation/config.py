@@ -49,11 +49,17 @@ class SampleConfig(SamplingParams):
     """Text to continue; the start of a document if empty."""
     prompt_file: str | None = None
     """File with the prompt; - is standard input."""
+    prompts: str | None = None
+    """File of many prompts: one a line, or JSON lines with the field prompt and perhaps seed; - is
+    standard input. The samples are JSON lines."""
+    results: str | None = None
+    """File for the samples as JSON lines, continued if a run of the same command was killed; -, as if
+    prompts alone is given, is standard output."""
     interactive: bool = False
     """Ask for prompts until Ctrl-D; /help lists the commands."""
 
     num_samples: int = 1
-    """Number of samples."""
+    """Number of samples of each prompt."""
     batch_size: int = 16
     """Samples to generate in one batch."""
     temperature: float = 0.8
@@ -66,10 +72,12 @@ class SampleConfig(SamplingParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name in ("prompt", "prompt_file", "interactive") if getattr(self, name)]
-        if len(given) > 1:
-            settings = " and ".join(f"{name}={format_value(getattr(self, name))}" for name in given)
-            raise SettingsError(f"{settings} are given", "choose one")
+        # One input and one output.
+        for alternatives in (("prompt", "prompt_file", "prompts", "interactive"), ("results", "interactive")):
+            given = [name for name in alternatives if getattr(self, name)]
+            if len(given) > 1:
+                settings = " and ".join(f"{name}={format_value(getattr(self, name))}" for name in given)
+                raise SettingsError(f"{settings} are given", "choose one")
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         at_least("num_samples", self.num_samples, 1)
         at_least("batch_size", self.batch_size, 1)

@@ -1,0 +1,157 @@
+"""Prompts from files, and the samples of many prompts as JSON lines, which a killed run continues."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, fields
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.console import print_error, progress_bar, say
+from common.errors import DataError, SettingsError, naming
+from common.files import os_errors_named, read_foreign, reading, regular, user_path
+from common.text import plural, visible
+from data.encoding import decode_text
+from data.formats import json_records
+from data.tokenizer import replace_surrogates
+from generation.config import SampleConfig, SamplingParams
+from generation.generate import encode_prompt, generate
+from runs.checkpoint import WEIGHTS, Checkpoint
+
+Prompt = dict[str, Any]
+"""A prompt, perhaps its seed, and fields that its results keep."""
+
+
+class Job(NamedTuple):
+    """A sample to write."""
+
+    prompt: Prompt
+    seed: int
+
+
+def read_text(setting: str, where: str) -> str:
+    """Return the text of SETTING=WHERE; - is standard input. Tell of bytes that are not UTF-8."""
+    with reading(setting, where):
+        content = sys.stdin.buffer.read() if where == "-" else read_foreign(user_path(setting, where))
+    with naming(f"{setting}={where}"):
+        text, damage = decode_text("the standard input" if where == "-" else where, content)
+    if damage:
+        lost = f"{plural(damage.broken, 'byte')} that are not UTF-8, first in {damage.place}"
+        print_error(f"{setting}={visible(where)}: U+FFFD stands for {lost}.")
+    return text
+
+
+def read_prompts(where: str) -> list[Prompt]:
+    """Return the prompts of prompts=WHERE: one a line, or JSON lines with `prompt` and perhaps `seed`."""
+    # Line ends of Windows are white space of JSON. Other letters that end lines, such as U+2028, may stand in a prompt.
+    lines = read_text("prompts", where).split("\n")
+    written = [line.removesuffix("\r") for line in lines if line.strip()]
+    if not written:
+        raise DataError(f"prompts={where} has no prompts", "write one a line")
+    if not is_json_object(written[0]):
+        return [{"prompt": line} for line in written]
+    prompts = []
+    with naming(f"prompts={where}"):
+        for place, prompt in json_records(lines, where):
+            if not isinstance(prompt.get("prompt"), str):
+                raise DataError(
+                    f"{place} has no text in the field prompt", 'write it as {"prompt": "Once upon a time"}'
+                )
+            seed = prompt.get("seed", 0)
+            if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
+                raise DataError(
+                    f"{place} has seed={json.dumps(seed)}", "choose a whole number from 0 on, or leave it out"
+                )
+            prompts.append(prompt | {"prompt": replace_surrogates(prompt["prompt"])[0]})
+    return prompts
+
+
+def is_json_object(line: str) -> bool:
+    """Return whether a line is a JSON object."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequence[Prompt]) -> None:
+    """Write a JSON object for each sample of each prompt to config.results, in order; - is stdout.
+
+    An object has the fields of its prompt, its `seed`, its `text`, why it ends (`finish`), and `made_by`, a hash of the
+    weights and the sampling settings. A batch is written when all its samples are complete. A file that has the first
+    results of the same command is continued.
+    """
+    jobs = [
+        Job(prompt, prompt.get("seed", config.seed) + number)
+        for prompt in prompts
+        for number in range(config.num_samples)
+    ]
+    made_by = sampler_hash(checkpoint, config)
+    with ExitStack() as stack:
+        done = 0
+        write: Callable[[str], object] = partial(say, end="")
+        if config.results not in (None, "-"):
+            stack.enter_context(os_errors_named("results", config.results, "written", "name another place"))
+            file = user_path("results", str(config.results))
+            done = keep_whole_batches(file, jobs, made_by, config)
+            out = stack.enter_context(file.open("a", encoding="utf-8", errors="replace", newline="\n", buffering=1))
+            write = out.write
+        bar = stack.enter_context(progress_bar(total=len(jobs), initial=done, desc="sampling", unit=" samples"))
+        rest = iter(jobs[done:])
+        while batch := list(islice(rest, config.batch_size)):
+            results = [
+                job.prompt | {"seed": job.seed, "text": "", "finish": "length", "made_by": made_by} for job in batch
+            ]
+            tokens = [encode_prompt(checkpoint.tokenizer, job.prompt["prompt"]) for job in batch]
+            seeds = [job.seed for job in batch]
+            for chunk in generate(checkpoint.model, checkpoint.tokenizer, tokens, seeds=seeds, params=config):
+                results[chunk.sample]["text"] += chunk.text
+                results[chunk.sample]["finish"] = chunk.finish or "length"
+            for result in results:
+                write(json.dumps(result, ensure_ascii=False) + "\n")
+            bar.update(len(batch))
+
+
+def sampler_hash(checkpoint: Checkpoint, config: SampleConfig) -> str:
+    """Return a hash of what decides the text of a prompt and a seed, but for roundings."""
+    names = [field.name for field in fields(SamplingParams)] + ["precision"]
+    settings = {name: value for name, value in asdict(config).items() if name in names}
+    key = [checkpoint.meta.files[WEIGHTS]["sha256"], settings]
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def keep_whole_batches(file: Path, jobs: Sequence[Job], made_by: str, config: SampleConfig) -> int:
+    """Return how many results a file has of these jobs, and cut off those of an unfinished batch.
+
+    So each batch has the samples that it has in a run that is not killed. Raises SettingsError for other results.
+    """
+    if not file.exists():
+        return 0
+    with regular(file).open("rb+") as content:
+        ends = [0]
+        for number, line in enumerate(content):
+            if not line.endswith(b"\n"):  # the kill came while it was written
+                break
+            if number >= len(jobs) or not is_result(line, jobs[number], made_by):
+                problem = f"results={config.results} line {number + 1} is no result of these prompts and settings"
+                raise SettingsError(problem, "name a new file, or repeat the command that began this one")
+            ends.append(ends[-1] + len(line))
+        done = len(ends) - 1
+        if done < len(jobs):
+            done -= done % config.batch_size
+        content.truncate(ends[done])
+    return done
+
+
+def is_result(line: bytes, job: Job, made_by: str) -> bool:
+    """Return whether a line is the result of a job."""
+    try:
+        result = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    wanted = {"prompt": job.prompt["prompt"], "seed": job.seed, "made_by": made_by}
+    return isinstance(result, dict) and all(result.get(name) == value for name, value in wanted.items())

@@ -1,0 +1,160 @@
+"""python sample.py prompts=FILE results=FILE: many prompts, JSON lines out, and a kill in the middle."""
+
+import json
+import re
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from conftest import random_gpt, run_here
+
+from common.errors import SettingsError
+from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
+from generation.config import SampleConfig
+from generation.generate import Decoder
+from runs.checkpoint import save_checkpoint
+from sample import sample
+from training.config import TrainConfig
+
+BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    """A checkpoint of a model that writes any byte."""
+    folder = tmp_path_factory.mktemp("run") / "step_1"
+    model = random_gpt(vocab_size=257)
+    save_checkpoint(folder, model=model, tokenizer=BYTE, config=TrainConfig(model=model.config))
+    return folder
+
+
+@pytest.fixture
+def write(checkpoint, tmp_path):
+    """sample() with a file of prompts; the objects of its results."""
+
+    def run(content: str, **settings) -> list[dict]:
+        (tmp_path / "prompts").write_text(content, encoding="utf-8")
+        files = dict(prompts=str(tmp_path / "prompts"), results=str(tmp_path / "results"))
+        sample(SampleConfig(**dict(checkpoint=str(checkpoint), device="cpu", max_new_tokens=9) | files | settings))
+        return [json.loads(line) for line in (tmp_path / "results").read_text(encoding="utf-8").split("\n")[:-1]]
+
+    return run
+
+
+def alone(checkpoint: Path, prompt: str, seed: int, cwd: Path, **settings) -> str:
+    """The text that sample.py writes after one prompt."""
+    typed = [f"{name}={value}" for name, value in (dict(max_new_tokens=9) | settings).items()]
+    done = run_here("sample.py", f"checkpoint={checkpoint}", f"prompt={prompt}", f"seed={seed}", *typed, cwd=cwd)
+    assert done.returncode == 0 and done.stdout.startswith(prompt)
+    return done.stdout.removeprefix(prompt).removesuffix("\n")
+
+
+LINES = "ab\n\n  two words \r\nkhmer\u200b\u2028x\nlast"
+RECORDS = '{"prompt": "ab", "seed": 7, "id": "x"}\n\n{"prompt": "", "text": "mine"}\r\n{"prompt": "日\\u2028\\ud800本"}'
+EXPECTED = {
+    LINES: [("ab", 3), ("  two words ", 3), ("khmer\u200b\u2028x", 3), ("last", 3)],
+    RECORDS: [("ab", 7), ("", 3), ("日\u2028\ufffd本", 3)],
+}
+
+
+@pytest.mark.parametrize("prompts", EXPECTED, ids=["lines", "JSON lines"])
+def test_each_prompt_has_the_samples_that_it_has_alone_in_their_order(write, checkpoint, tmp_path, prompts):
+    results = write(prompts, seed=3, num_samples=2)
+    wanted = [(prompt, seed + number) for prompt, seed in EXPECTED[prompts] for number in range(2)]
+    assert [(result["prompt"], result["seed"]) for result in results] == wanted
+    for result in results:
+        assert result["text"] == alone(checkpoint, result["prompt"], result["seed"], tmp_path)
+        assert result["finish"] == "length" and re.fullmatch("[0-9a-f]{8}", result["made_by"])
+        assert set(result) - {"id"} == {"prompt", "seed", "text", "finish", "made_by"}
+    assert ("id" in results[0]) == (prompts is RECORDS)
+
+
+def test_results_alone_are_of_one_prompt_and_prompts_alone_go_to_standard_output(checkpoint, tmp_path):
+    typed = [f"checkpoint={checkpoint}", "max_new_tokens=9"]
+    done = run_here("sample.py", *typed, "prompt=ab", "results=-", "num_samples=3", cwd=tmp_path)
+    one = [json.loads(line) for line in done.stdout.split("\n")[:-1]]
+    assert [result["seed"] for result in one] == [1, 2, 3] and {result["prompt"] for result in one} == {"ab"}
+    done = run_here("sample.py", *typed, "prompts=-", cwd=tmp_path, stdin="ab\n")
+    assert json.loads(done.stdout) == one[0]
+
+
+@pytest.mark.parametrize("steps", [3, 30, 31, 40])
+@pytest.mark.parametrize("cut", [0, 5])
+def test_a_killed_run_goes_on_to_the_same_bytes(write, tmp_path, monkeypatch, steps, cut):
+    prompts = "".join(f"prompt {number}\n" for number in range(11))
+    settings = dict(num_samples=2, batch_size=4, stop=["\x0f"])
+    write(prompts, **settings)
+    file = tmp_path / "results"
+    whole = file.read_bytes()
+    file.unlink()
+    calls, step = [], Decoder.step
+
+    def killed(self, tokens):
+        calls.append(1)
+        if len(calls) > steps:
+            raise KeyError("killed")
+        return step(self, tokens)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr(Decoder, "step", killed)
+        write(prompts, **settings)
+    begun = file.read_bytes()
+    file.write_bytes(begun[: len(begun) - cut])  # the kill came while a line was written
+    assert whole.startswith(begun) and len(begun) < len(whole)
+    write(prompts, **settings)
+    assert file.read_bytes() == whole
+    with mock.patch.object(Decoder, "step", side_effect=AssertionError("nothing is left to write")):
+        write(prompts, **settings)
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"temperature": 0.5}, {"seed": 2}, {"num_samples": 1}, {"max_new_tokens": 8}, {"stop": ["x"]}, {"top_k": 3}],
+)
+def test_results_of_another_command_are_neither_continued_nor_overwritten(write, tmp_path, change):
+    write("ab\ncd\n", num_samples=2)
+    before = (tmp_path / "results").read_bytes()
+    with pytest.raises(
+        SettingsError, match=r"results=.* line \d is no result of these prompts and settings: name a new"
+    ):
+        write("ab\ncd\n", **{"num_samples": 2} | change)
+    with pytest.raises(SettingsError, match="line 3 is no result"):
+        write("ab\nce\n", num_samples=2)
+    assert (tmp_path / "results").read_bytes() == before
+
+
+REFUSED = {
+    "": "prompts={prompts} has no prompts: write one a line",
+    " \n\r\n": "prompts={prompts} has no prompts",
+    '{"prompt": "a"}\n\n{"prompt": ': "prompts={prompts} line 3 is not JSON",
+    '{"prompt": 5}\n': 'prompts={prompts} line 1 has no text in the field prompt: write it as {"prompt"',
+    '{"text": "a"}\n': "prompts={prompts} line 1 has no text in the field prompt",
+    '{"prompt": "a", "seed": -1}': "prompts={prompts} line 1 has seed=-1: choose a whole number",
+    '{"prompt": "a", "seed": "1"}': 'prompts={prompts} line 1 has seed="1": choose a whole number',
+}
+
+
+@pytest.mark.parametrize("content", REFUSED)
+def test_prompts_that_cannot_be_read_are_refused_with_their_line(write, tmp_path, content):
+    with pytest.raises(SettingsError) as refused:
+        write(content)
+    said = REFUSED[content].replace("{prompts}", str(tmp_path / "prompts"))
+    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompt": "a"}, "prompt=a and prompts=.* are given: choose one"),
+        ({"interactive": True}, "prompts=.* and interactive=true are given: choose one"),
+        ({"prompts": "/no/where"}, "prompts=/no/where cannot be read .No such file"),
+        ({"results": "/no/where"}, "results=/no/where cannot be written .No such file.*: name another place"),
+        ({"results": "/dev/full"}, "results=/dev/full cannot be written .not a regular file.: name another place"),
+    ],
+)
+def test_files_that_cannot_be_are_refused_by_name(write, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        write("ab\n", **settings)
