@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 
 import yaml
 
+from common.aliases import ALIASES
 from common.errors import SettingsError, format_value
 from common.text import flat
 
@@ -16,8 +17,6 @@ Schema = TypeVar("Schema")
 MAY_BE_EMPTY = ("prompt", "sample_prompt")
 """Settings whose empty text has a meaning."""
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# Names of settings in other trainers, for the hint in an error.
-ALIASES = {"learning_rate": "optimizer.lr", "max_iters": "max_steps", "out_dir": "run_dir", "d_model": "model.n_embd"}
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
@@ -138,9 +137,16 @@ def typed_default(field: Field) -> str:
 
 def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
     """Return the error for a name that is not among `names`, with the nearest of them."""
-    # A name may be typed without its group, misspelt, or as another trainer calls it; or it is a group's.
+    # Another trainer may call it so, perhaps in another group.
+    for word in (name, name.rpartition(".")[2]):
+        ours, _, difference = ALIASES.get(word.lower().replace("-", "_"), "").partition(": ")
+        known = next((each for each in ours.split() if each in names), None)
+        if known and word not in [each.rpartition(".")[2] for each in names]:
+            return SettingsError(
+                f"there is no setting {name}", f"here it is {known}{difference and f' ({difference})'}"
+            )
+    # It may be typed without its group, or misspelt; or it is a group's.
     meant = {known.rpartition(".")[2]: known for known in names} | {known: known for known in names}
-    meant |= {alias: known for alias, known in ALIASES.items() if known in names}
     words = (name, name.rpartition(".")[2])
     similar = [meant[match] for word in words for match in difflib.get_close_matches(word, meant, n=2, cutoff=0.75)]
     near = [known for known in names if known.startswith(f"{name}.")] or similar

@@ -22,11 +22,12 @@ from cli.command import FIRST, described, first_sentence, help_text, setting_doc
 from cli.composition import compose_settings, explain, to_settings
 from cli.composition import register_schema as register
 from cli.hydra_command import group_options
-from cli.overrides import CONF, SWEEP, check_typed
+from cli.overrides import CONF, GROUPS, SWEEP, check_typed
 from cli.with_torch import inherited_settings
+from common.aliases import ALIASES
 from common.errors import SettingsError, format_value
 from common.mistakes import sentence_for
-from common.settings import ALIASES, from_arguments, parse_overrides, settings_in
+from common.settings import from_arguments, parse_overrides, settings_in, unknown_setting
 from common.text import flat, hydra_quoted, seen_from_here
 from data.config import VOCABULARIES
 from eval import EvalConfig
@@ -193,12 +194,11 @@ def test_a_value_that_cannot_be_is_named_with_its_setting(schema, values, said):
 # Settings for which an empty text, as of a variable that the shell has not, means nothing.
 MEANINGLESS = ("run_dir", "resume", "init_from", "data.path", "data.cache_dir", "wandb.name", "model", "max_steps")
 TYPED = {  # what is typed behind train.py, and what is answered
-    "model.n_heads=8": "there is no setting model.n_heads: did you mean model.n_head",
+    "model.n_heads=8": "there is no setting model.n_heads: here it is model.n_head",
     "optimiser=adamw": "there is no setting optimiser: did you mean optimizer",
     "lr=0.1": "there is no setting lr: did you mean optimizer.lr?",
     "+foo=1": "there is no setting foo: --help all lists them",
     "data.path.x=3": "there is no setting data.path.x: did you mean data.path or data.val_path?",
-    **{f"{alias}=1": f"did you mean {setting}" for alias, setting in ALIASES.items()},
     "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
     "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m; run_dir= names",
     "model.n_head=many": "model.n_head=many is not a whole number",
@@ -246,12 +246,35 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "resume=/nowhere": "resume=/nowhere holds no run (no folder checkpoints): give a run's directory, or auto",
     "init_from=hf:": "init_from=hf: does not exist",
     "init_from=nothere tokenizer=byte": "init_from=nothere: it does not exist",
+    "init_from=resume": "init_from=resume: it does not exist: resume=auto, or resume=RUN, continues a run",
+    "init_from=scratch": "init_from=scratch: it does not exist: leave it out to begin anew",
+    "init_from=gpt2-xl": "init_from=gpt2-xl: it does not exist: init_from=hf:gpt2-xl begins with it",
+    "dataset=shakespeare_char": "there is no setting dataset: here it is data.path (a file, a folder or a glob",
+    "train.global_batch_size=8": "there is no setting train.global_batch_size: here it is batch_size (sequences in one",
+    "Per-Device-Train-Batch-Size=8": "here it is micro_batch_size (batch_size has all sequences of a step)",
     "=5": "cannot read '=5': settings are typed NAME=VALUE, without dashes; --help all lists them",
     "bogus": "cannot read 'bogus': settings are typed NAME=VALUE",
     "~optimizer": "cannot read '~optimizer'",
     "~optimizer=muon": "there is no setting ~optimizer: did you mean optimizer",
     **{f"{flag} 4": f"cannot read '{flag}': settings" for flag in ("-v", "--cfg", "--batch_size=4")},
 }
+
+
+def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_has_it():
+    served = set()
+    for script, schema in SCHEMAS.items():
+        names = [name for name, *_ in settings_in(schema)] + (GROUPS if script == "train.py" else [])
+        lasts = {name.rpartition(".")[2] for name in names}
+        for theirs, ours in ALIASES.items():
+            known = [name for name in ours.partition(": ")[0].split() if name in names]
+            if known and theirs not in lasts:
+                assert str(unknown_setting(theirs, names)).startswith(
+                    f"there is no setting {theirs}: here it is {known[0]}"
+                )
+                served.add(theirs)
+            elif theirs in lasts:
+                served.add(theirs)
+    assert served == {*ALIASES}
 
 
 @pytest.mark.parametrize("typed", TYPED)

@@ -22,6 +22,8 @@ from training.config import TrainConfig
 
 Read = Callable[[str], Tensor]
 
+GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+
 # Forms of attention with the same weights.
 SAME_WEIGHTS = {*SOFTMAX, "stacked", "softmax1", "sigmoid", "sparsemax", "stick", "softcap", "moba"}
 # Settings of the pretrained model that a run may change.
@@ -117,5 +119,9 @@ def name_of_theirs(where: str) -> str | None:
     if where.startswith("hf:"):
         return where.removeprefix("hf:")
     if not user_path("init_from", where).exists():
-        raise SettingsError("it does not exist", "give a run directory, a checkpoint, or hf:NAME_OR_FOLDER")
+        # nanoGPT's values of init_from.
+        remedies = {"resume": "resume=auto, or resume=RUN, continues a run", "scratch": "leave it out to begin anew"}
+        remedies |= dict.fromkeys(GPT2, f"init_from=hf:{where} begins with it")
+        remedy = remedies.get(where, "give a run directory, a checkpoint, or hf:NAME_OR_FOLDER")
+        raise SettingsError("it does not exist", remedy)
     return None
