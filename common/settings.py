@@ -11,7 +11,7 @@ import yaml
 
 from common.aliases import ALIASES
 from common.errors import SettingsError, format_value
-from common.text import flat
+from common.text import flat, unescaped
 
 Schema = TypeVar("Schema")
 MAY_BE_EMPTY = ("prompt", "sample_prompt")
@@ -95,9 +95,11 @@ def whole_number(value: Any) -> int:
 
 
 def texts(value: Any) -> list[str]:
-    """Return the texts of [a,b], or of a single one without brackets."""
+    """Return the texts of [a,b], or of a single one without brackets, in which \\n is a line end."""
     # BaseLoader leaves every item a text: no is not False, 1 not a number.
-    parsed = yaml.load(value, yaml.BaseLoader) if isinstance(value, str) and value[:1] == "[" else value
+    parsed = value
+    if isinstance(value, str):
+        parsed = yaml.load(value, yaml.BaseLoader) if value[:1] == "[" else unescaped(value)
     items = parsed if isinstance(parsed, list) else [parsed]
     if any(isinstance(item, (list, dict, NoneType)) for item in items):
         raise ValueError("a text is wanted")

@@ -23,7 +23,7 @@ class SamplingParams:
     max_new_tokens: int = 256
     """Length limit of a sample in tokens; it also ends where the model ends the document."""
     stop: list[str] = field(default_factory=list)
-    """End a sample before the first of these strings, as in stop=["\\n\\n"]."""
+    """End a sample before the first of these strings, as in 'stop=\\n\\n' or 'stop=["\\n\\n","THE END"]'."""
 
     def __post_init__(self) -> None:
         # A smaller divisor could make logits of float32 infinite.
