@@ -134,6 +134,23 @@ def test_bpe_never_learns_from_held_out_text(tmp_path, monkeypatch):
     assert "".join(learnt) == "".join(documents(data, data.train)) and len(documents(data, data.val)) == 50
 
 
+LINES_WITHOUT_SPACES = {
+    "DNA": "".join("ACGT"[n * n % 7 % 4] for n in range(400_000)),
+    "Han": "".join(chr(0x4E00 + n * n % 997) for n in range(300_000)),
+    "equal signs": "=" * 1_000_000,
+    "digits": "".join(str(n * n) for n in range(100_000)),
+    "one letter a line": "x\n" * 300_000,
+}
+
+
+@pytest.mark.parametrize("name", LINES_WITHOUT_SPACES)
+def test_a_text_without_a_space_becomes_tokens_and_comes_back(tmp_path, name):
+    text = LINES_WITHOUT_SPACES[name]
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    data = prepared(tmp_path, tmp_path / "a.txt", name="bpe")
+    assert "".join(documents(data, data.train) + documents(data, data.val)) == text
+
+
 # The split
 
 

@@ -132,6 +132,14 @@ def test_what_is_not_text_is_read_by_its_type():
     assert read.stop == ["\n\n", "${x}", "no", "1"] and (read.top_k, read.checkpoint) == (None, None)
     assert (read.temperature, read.interactive, read.max_new_tokens) == (1e-3, True, 100)
     assert from_arguments(SampleConfig, ["stop=END"]).stop == ["END"]
+    for typed, stop in {
+        r"stop=\n\n": "\n\n",
+        r"stop=\end{x}": r"\end{x}",
+        r"stop=\\n": r"\n",
+        r"stop=a\x0c\u00e9": "a\fé",
+    }.items():
+        again = from_arguments(SampleConfig, ["seed=3"], from_arguments(SampleConfig, [typed]))
+        assert again.stop == [stop], "escapes are read once"
     assert from_arguments(EvalConfig, ["data.path=null", "stride=3"]) == EvalConfig(stride=3)
     assert from_arguments(SampleConfig, ["seed=3"], read).temperature == 1e-3  # on top of others
     numbers = ["max_steps=1e3", "max_flops=1e3", "batch_size=16.0", "grad_clip=2"]
