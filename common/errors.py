@@ -57,15 +57,19 @@ def device_failed(error: BaseException) -> bool:
 
 
 @contextmanager
-def naming(setting: str) -> Iterator[None]:
-    """Put `setting`, such as init_from=run, before the message of an error raised inside."""
+def naming(setting: str, also: str = "") -> Iterator[None]:
+    """Put `setting`, such as init_from=run, before the message of an error raised inside.
+
+    also: another form of its value, with which the message may begin, such as the absolute path.
+    """
     try:
         yield
     except SettingsError as error:
         name, _, value = setting.partition("=")
         # The message may begin with the same value, as NAME=VALUE or checkpoint=VALUE: it is not said twice.
         problem = error.problem.removeprefix(f"{name}=").removeprefix("checkpoint=")
-        problem = problem.removeprefix(value) if problem.startswith(f"{value} ") else f": {problem}"
+        said = next((form for form in (value, also) if form and problem.startswith(f"{form} ")), None)
+        problem = problem.removeprefix(said) if said else f": {problem}"
         raise type(error)(f"{setting}{problem}", error.remedy) from error
     except ValueError as error:
         raise SettingsError(f"{setting}: {first_line(error)}") from error

@@ -8,6 +8,8 @@ import codecs
 import io
 import re
 import shlex
+import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +45,11 @@ OTHERS = {
     "audio/": ("a sound", "give a file of text"),
     "video/": ("a video", "give a file of text"),
 }
-# The first bytes of types that chardet does not know, or whose bytes may all be ASCII.
+# The first bytes of types that chardet does not know or takes for UTF-16, or whose bytes may all be ASCII.
 STARTS = {
+    b"\x89PNG": "image/png",
+    b"GIF8": "image/gif",
+    b"\x93NUMPY": "application/octet-stream",
     b"{\\rtf": "application/rtf",
     b"%PDF-": "application/pdf",
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "application/msword",
@@ -192,15 +197,21 @@ def refuse_encoding(file: str, sample: bytes, opened: Open) -> None:
     guesses.sort(key=lambda guess: guess["encoding"] != "Windows-1252" or guess["confidence"] < ALMOST * likeliest)
     for guess in guesses:
         codec = codecs.lookup(str(guess["encoding"])).name
-        if codec not in ("utf-8", "ascii") and can_decode(opened, codec):
+        text = sample.decode(codec, "ignore").lstrip("\ufeff")
+        if codec not in ("utf-8", "ascii") and is_writing(text) and can_decode(opened, codec):
             # Show some of its words: whoever knows the text sees whether they are right.
-            text = sample.decode(codec, "ignore").lstrip("\ufeff")
             first = re.search(r"[^\x00-\x7f]", text)
             middle = first.start() if first else 0
             words = visible(" ".join(text[max(0, middle - 20) : middle + 20].split()))
             convert = piped(file, f"iconv -f {iconv_name(codec)} -t UTF-8")
             problem = f"{file} is not text in UTF-8, but in {iconv_name(codec)}: “{words}”"
-            raise NotText(problem, f"to convert it: {convert} > {stem_of(file)}.utf8.txt")
+            raise NotText(problem, f"{convert} > {stem_of(file)}.utf8.txt converts it")
+
+
+def is_writing(text: str) -> bool:
+    """Return whether a text has letters alone: no control characters, none that is not assigned."""
+    kinds = Counter(unicodedata.category(letter) for letter in text if letter not in "\t\n\r\f\v\x1b\x1a")
+    return not (kinds["Cc"] or kinds["Cn"] or kinds["Co"])
 
 
 def can_decode(opened: Open, codec: str) -> bool:

@@ -43,6 +43,8 @@ FORMAT_OF_SOURCE = {
     "hf": "parquet",
 }
 
+LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells its remedy)"
+
 Files = dict[str, tuple[int, int]]
 """{path: (size, mtime_ns)}."""
 
@@ -58,6 +60,7 @@ class Source:
         """setting: the name of config.path in errors."""
         self.config = config
         self.setting = f"{setting}={config.path}" if config.path else f"data={config.source}"
+        self.place = str(user_path(setting, config.path).absolute()) if config.path else ""
 
         # Find the files, and name the text.
         self.files = Files()
@@ -108,7 +111,7 @@ class Source:
     @cached_property
     def found(self) -> dict[str, Format]:
         """The format of each file."""
-        with naming(self.setting):
+        with naming(self.setting, self.place):
             return {file: format_of(file, *status) for file, status in self.files.items()}
 
     @cached_property
@@ -166,7 +169,7 @@ class Source:
         elif self.config.source == "hf" and not self.config.path:
             yield from self._texts_of(_dataset_records(self.config))
         else:
-            with naming(self.setting):
+            with naming(self.setting, self.place):
                 for file in self.files:
                     yield from self._documents_of(file)
 
@@ -181,7 +184,7 @@ class Source:
                 if len(self.left_out) == len(self.files):
                     raise
                 self._note(
-                    "Files left out that are not text in UTF-8",
+                    LEFT_OUT,
                     1,
                     f"{file} ({error.problem.removeprefix(f'{file} is ')})",
                 )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from common.errors import DataError
 from data.config import DataConfig
 from data.encoding import check_text, decode_text, iconv_name
-from data.texts import Source
+from data.texts import LEFT_OUT, Source
 from data.tokenizer import LONGEST
 
 # A sentence of each language, written for these tests, and encodings in which such texts were stored.
@@ -54,7 +54,7 @@ def refused(path: Path) -> DataError:
 
 def command_of(error: DataError) -> str:
     """The shell's line in a remedy."""
-    return re.sub(r"^to convert it: |,? (leaves it out|makes text of it|then give the folder)$", "", error.remedy)
+    return re.sub(r",? (converts it|leaves it out|makes text of it|then give the folder)$", "", error.remedy)
 
 
 def run(command: str, folder: Path) -> None:
@@ -102,9 +102,7 @@ def test_in_a_folder_such_a_text_is_left_out_by_name_and_the_last_one_is_refused
     source = Source(DataConfig(path=str(tmp_path)))
     assert ["".join(document) for document in source.documents()] == ["plain"]
     (note,) = source.note_lines()
-    assert note.startswith(
-        f"Files left out that are not text in UTF-8: 1, first in {tmp_path}/a.txt (not text in UTF-8, but"
-    )
+    assert note.startswith(f"{LEFT_OUT}: 1, first in {tmp_path}/a.txt (not text in UTF-8, but")
     assert "KOI8-R" in note and source.describe().endswith("1 document, 5 B; 1 file left out")
     (tmp_path / "b.txt").write_bytes(b"\0\1")
     refused(tmp_path)
@@ -190,6 +188,14 @@ KINDS = {
     "texts.tar.gz": (gzip.compress(tarred()), "a tar archive", "tar xf "),
     "texts.7z": (b"7z\xbc\xaf\x27\x1c\0\4" + bytes(60), "a 7z archive", "7z x "),
     "photo.png": (b"\x89PNG\r\n\x1a\n" + bytes(60), "an image", "give a file of text"),
+    "pixel.png": (
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0\x90wS\xde",
+        "an image",
+        "give a file of text",
+    ),
+    "pixel.gif": (b"GIF89a\1\0\1\0\x80\0\0\xff\xff\xff\0\0\0;", "an image", "give a file of text"),
+    "array.npy": (b"\x93NUMPY\1\0v\0{'descr': '<f4'}" + b" " * 30 + b"\n" + bytes(12), "not text but binary", "give a"),
+    "module.pyc": (b"\xcb\r\r\n" + bytes(12) + b"\xe3" + bytes(50), "not text but binary", "give a file of text"),
     "song.ogg": (b"OggS\0\2" + bytes(60), "a sound", "give a file of text"),
     "weights.pt": (b"\x80\4\x95" + bytes(600), "not text but binary", "give a file of text"),
 }

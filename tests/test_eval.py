@@ -20,6 +20,7 @@ import generation.score
 from cli.eval import score_checkpoints, scoring_params
 from common.errors import CheckpointError, DataError, SettingsError
 from data.config import DataConfig, TokenizerConfig
+from data.texts import LEFT_OUT
 from data.tokenizer import gzip_bits, make_tokenizer, train_bpe
 from generation.config import EvalConfig, TextConfig
 from generation.score import Scores, ScoringParams, compare, score
@@ -178,7 +179,7 @@ def test_what_a_text_loses_is_said_where_it_is_scored(text_settings, tmp_path, c
     score_checkpoints(EvalConfig(**text_settings | {"data": TextConfig(path=str(folder))}))
     shown = capsys.readouterr().out
     assert f"text        {folder}: 1 file, 1 document, 35 B; 1 file left out, 1 byte replaced by U+FFFD; " in shown
-    assert f"note        Files left out that are not text in UTF-8: 1, first in {folder}/b.png (an image).\n" in shown
+    assert f"note        {LEFT_OUT}: 1, first in {folder}/b.png (an image).\n" in shown
     assert (
         f"note        Bytes that are not UTF-8 and became U+FFFD: 1, first in {folder}/a.txt line 1, byte 28.\n"
         in shown

@@ -21,6 +21,7 @@ from tqdm import tqdm
 import train as train_module
 import training.terminal
 from data.config import DataConfig
+from data.texts import LEFT_OUT
 from generation.score import ScoringParams, score
 from model.size import flops_per_token
 from pages.report import Report
@@ -293,7 +294,7 @@ def test_the_log_of_a_run_begins_with_what_was_said_of_its_text(train_config, tm
     lines = [line.partition("] ")[2] for line in (tmp_path / "run/train.log").read_text().splitlines()]
     named = ", ".join(f"{folder / f'{number:02}.bin'} (not text but binary)" for number in range(10))
     assert lines[0].startswith(f"Preparing {folder}: 13 files, ")
-    assert lines[1] == f"Files left out that are not text in UTF-8: 12, first in {named}."
+    assert lines[1] == f"{LEFT_OUT}: 12, first in {named}."
     assert lines[2].startswith("text  ")
 
 

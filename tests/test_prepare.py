@@ -23,7 +23,7 @@ from common.errors import DataError, SettingsError
 from data import prepare
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import LONGEST_SHARE, Split, TokenDataset
-from data.texts import Source
+from data.texts import LEFT_OUT, Source
 from data.tokenizer import END_OF_TEXT, LONGEST, encode_text, make_tokenizer, save_tokenizer, train_bpe
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -121,7 +121,7 @@ def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monk
     assert prepared(tmp_path, folder).description == read, "from the cache"
     places = [f"{folder / f'{number:04}.txt'} line 21, byte {len(essays(300)[number])}" for number in (200, 299)]
     assert log[1:] == [
-        f"Files left out that are not text in UTF-8: 1, first in {folder / '0.png'} (not text but binary).",
+        f"{LEFT_OUT}: 1, first in {folder / '0.png'} (not text but binary).",
         f"Bytes that are not UTF-8 and became U+FFFD: 2, first in {', '.join(places)}.",
     ]
     assert read.endswith("; 1 file left out, 2 bytes replaced by U+FFFD")
@@ -500,7 +500,7 @@ from pathlib import Path
 import torch
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import make_folder
-from data.texts import Source
+from data.texts import LEFT_OUT, Source
 from training.device import peak_memory, reset_peak_memory
 source, cpu = Source(DataConfig(source={source!r}, path={str(file)!r})), torch.device("cpu")
 reset_peak_memory(cpu)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from common.errors import DataError, SettingsError
 from data import texts
 from data.config import WITH_PATH, DataConfig, TaskConfig, TokenizerConfig
-from data.texts import Source, divided
+from data.texts import LEFT_OUT, Source, divided
 from data.tokenizer import END_OF_TEXT, LONGEST
 
 
@@ -97,7 +97,7 @@ def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files
     raw = "Files of records read as they are (leave out data=text)"
     assert source.notes.pop(raw) == (1, [f"{tmp_path}/e.jsonl (a JSON lines file with text)"])
     left_out = [f"{tmp_path}/{name} (not text but binary)" for name in ("c.bin", "e.bin")]
-    assert source.notes == {"Files left out that are not text in UTF-8": (2, left_out)}
+    assert source.notes == {LEFT_OUT: (2, left_out)}
 
 
 def test_a_glob_a_file_a_packed_file_and_one_at_home_are_read(tmp_path, monkeypatch):
