@@ -13,7 +13,7 @@ from data.config import VOCABULARIES
 from generation.generate import generate_text
 from interop.card import PRIVATE, model_card
 from interop.config import ExportConfig
-from interop.huggingface import find_folder, from_huggingface, to_huggingface
+from interop.huggingface import find_folder, from_huggingface, to_huggingface, version_needed
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
 from model.attention.code import run_code
 from model.size import count_parameters
@@ -76,6 +76,7 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path) -> list
         checkpoint.meta.progress.metrics,
         name=folder.name,
         kind=kind,
+        needed=version_needed(model),
         parameters=count_parameters(model).total(),
         block_size=model.config.block_size,
         command=shlex.join(["python", "train.py", *changed_settings(checkpoint)]),

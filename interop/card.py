@@ -20,6 +20,8 @@ A {kind} of {parameters:,} parameters for texts of up to {block_size:,} tokens, 
 
 ## Use
 
+With transformers {needed} or later:
+
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -176,6 +176,15 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     return target.name
 
 
+def version_needed(model: GPT) -> str:
+    """Return the first version of transformers that computes the logits of an exported model."""
+    # Before 4.56 YaRN took max_position_embeddings / original_max_position_embeddings in place of factor. Before 4.53
+    # Qwen3 had no layer_types, and before 4.51 transformers had no Qwen3.
+    if model.config.rope_scaling == "yarn":
+        return "4.56"
+    return "4.53" if any(attention.window is not None for attention in model.attentions) else "4.51"
+
+
 def from_huggingface(where: str) -> GPT:
     """Return a GPT with the float32 weights of a GPT-2, Llama or Qwen3, and its logits.
 

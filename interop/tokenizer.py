@@ -90,6 +90,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         "eos_token": END_OF_TEXT,
         "pad_token": END_OF_TEXT,
         "padding_side": "left",  # on the right, padding would part a prompt from its continuation
+        "model_input_names": ["input_ids", "attention_mask"],  # transformers 4 would add token_type_ids
         "clean_up_tokenization_spaces": False,
         "ggml_pre": GGML_PRE.get(encoding.name),
     }

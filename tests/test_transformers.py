@@ -1,0 +1,120 @@
+"""Exported folders in the versions of transformers that people have: logits, the card's code, batches, pipelines."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_gpt
+from safetensors.torch import save_file
+from test_huggingface import SHAPES
+
+from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
+from generation.generate import encode_prompt
+from interop.card import model_card
+from interop.huggingface import to_huggingface, version_needed
+from interop.tokenizer import save_tokenizer_json
+
+# The first with all three classes, the last 4.x, and the one that is installed.
+VERSIONS = ["4.51.3", "4.57.6", "installed"]
+EXPORTED = SHAPES | {"qwen3-yarn-of-8": {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_trained_length": 8}}
+PROMPTS = ["def ab", "x"]
+BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
+
+# Runs in the environment of a version. It prints, for each folder, a sentence for each thing that is not right.
+CHECK = """
+import json, re, sys, warnings
+from pathlib import Path
+import torch
+from safetensors.torch import load_file
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+transformers.logging.set_verbosity_error()
+wrong = {}
+for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
+    found = wrong[folder.name] = []
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        expected = load_file(folder / "expected.safetensors")
+        with torch.inference_mode():
+            logits = model(expected["tokens"]).logits
+        if not torch.allclose(logits, expected["logits"], atol=1e-4, rtol=1e-5):
+            found.append(f"logits differ by {(logits - expected['logits']).abs().max():.1e}")
+        # One prompt and a padded batch are continued alike, greedily.
+        prompts = json.loads(sys.argv[2])
+        greedy = dict(max_new_tokens=6, do_sample=False)
+        each = [model.generate(**tokenizer(prompt, return_tensors="pt"), **greedy) for prompt in prompts]
+        batch = model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), **greedy)
+        for prompt, alone, padded in zip(prompts, each, batch):
+            new = alone[0, len(tokenizer(prompt)["input_ids"]):].tolist()  # fewer than 6 if the model ends the text
+            if padded[batch.shape[1] - 6:].tolist()[: len(new)] != new:
+                found.append("a padded batch is continued otherwise")
+        if tokenizer(prompts[0])["input_ids"] != expected["ids"].tolist():
+            found.append("other ids")
+        writer = pipeline("text-generation", model=model, tokenizer=tokenizer)
+        written = writer(prompts[0], **greedy)[0]["generated_text"]
+        if written != tokenizer.decode(each[0][0], skip_special_tokens=True):
+            found.append("the pipeline writes another text")
+        code = re.search("```python\\n(.*?)```", (folder / "README.md").read_text(), re.S)[1]
+        exec(code.replace("max_new_tokens=200", "max_new_tokens=6").replace("print(", "str("), {})
+    except Exception as error:
+        found.append(f"{type(error).__name__}: {str(error)[:200]}")
+print("RESULT", json.dumps([transformers.__version__, wrong]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """An exported folder of each shape, with our tokens and logits beside it."""
+    root = tmp_path_factory.mktemp("exported")
+    for shape, settings in EXPORTED.items():
+        model = random_gpt(**settings | {"vocab_size": 257})
+        folder = root / shape
+        kind = to_huggingface(model, folder, BYTE.eot_token)
+        save_tokenizer_json(BYTE, folder, model.config.block_size)
+        words = dict(name=str(folder), kind=kind, parameters=1, block_size=16, command="", needed=version_needed(model))
+        (folder / "README.md").write_text(model_card("", {}, **words))
+        tokens = torch.randint(257, (3, model.config.block_size))
+        with torch.inference_mode():
+            expected = {"tokens": tokens, "logits": model(tokens)}
+        expected["ids"] = torch.tensor(encode_prompt(BYTE, PROMPTS[0]))
+        save_file(expected, folder / "expected.safetensors")
+    return root
+
+
+def packages_of(version: str, tmp_path: Path) -> dict[str, str]:
+    """The environment variables of a process that has a version of transformers, beside the torch of this one."""
+    if version == "installed":
+        pytest.importorskip("transformers")
+        return dict(os.environ)
+    target = tmp_path / "packages"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), f"transformers=={version}"]
+    done = subprocess.run(install, capture_output=True, text=True)
+    if not (target / "transformers").exists():
+        pytest.skip(f"transformers {version} cannot be installed here: {done.stderr.strip().splitlines()[-1:]}")
+    return os.environ | {"PYTHONPATH": str(target)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_exported_folder_is_the_same_model_in_every_version_of_transformers(version, folders, tmp_path):
+    environment = packages_of(version, tmp_path)
+    command = [sys.executable, "-c", CHECK, str(folders), json.dumps(PROMPTS)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    shutil.rmtree(tmp_path / "packages", ignore_errors=True)
+    used, wrong = json.loads(re.search("^RESULT (.*)$", done.stdout, re.M)[1])
+    assert version in (used, "installed") and set(wrong) == set(EXPORTED)
+    for name, found in wrong.items():
+        needed = re.search("With transformers (.*) or later", (folders / name / "README.md").read_text())[1]
+        is_enough = [*map(int, used.split(".")[:2])] >= [*map(int, needed.split("."))]
+        assert found == [] or not is_enough, f"{name} in transformers {used}: {found}"
+        if name in ("qwen3-yarn-of-8", "qwen3-windows"):
+            assert bool(found) != is_enough, "the card asks for no later version than it must"
