@@ -28,7 +28,15 @@ from model.config import GPTConfig
 from model.size import memory_of
 from train import train, train_step
 from training.config import OptimizerConfig, TrainConfig
-from training.device import choose_device, fast_products, multiplies_bf16, peak_memory, to_device
+from training.device import (
+    OLDER_CUDA,
+    choose_device,
+    fast_products,
+    multiplies_bf16,
+    peak_memory,
+    to_device,
+    warn_once,
+)
 from training.distributed import Ranks, parallelize
 from training.plan import trial_run
 from training.start import choose_compile
@@ -84,11 +92,40 @@ def test_a_gpu_that_cannot_compute_is_left_to_auto_and_an_error_where_it_is_aske
     monkeypatch.setattr(
         torch.cuda if broken == "set_device" else torch, broken, mock.Mock(side_effect=RuntimeError(OLD_DRIVER))
     )
-    assert choose_device("auto") == torch.device("cpu")
-    assert "cuda:0 cannot compute (The NVIDIA driver on your system is too old (found version 11040))" in caplog.text
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    warn_once.cache_clear()
+    for _ in range(2):
+        assert choose_device("auto") == torch.device("cpu")
+    (said,) = (record.getMessage() for record in caplog.records)
+    old = "cuda:0 cannot compute (The NVIDIA driver on your system is too old (found version 11040)), so the CPU does: "
+    assert said.startswith(old) and said.endswith(OLDER_CUDA)
     for name, processes in (("cuda", 1), ("cuda:1", 1), ("auto", 2)):  # ranks cannot mix devices
         with pytest.raises(SettingsError, match=f"device={name} cannot compute .* update its driver"):
             choose_device(name, 0, processes)
+
+
+@pytest.mark.parametrize(("cuda", "build"), [(None, "the CPU build"), ("13.0", "built for CUDA 13.0")])
+def test_a_card_that_torch_does_not_see_is_told_once_unless_somebody_has_hidden_it(
+    tmp_path, monkeypatch, caplog, cuda, build
+):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    card = tmp_path / "nvidia0"
+    monkeypatch.setattr("training.device.NVIDIA_CARDS", (card,))
+    warn_once.cache_clear()
+    assert choose_device("auto") == torch.device("cpu") and not caplog.text
+    card.touch()
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert choose_device("auto") == torch.device("cpu") and not caplog.text
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    for name in ("cpu", "auto", "auto"):
+        assert choose_device(name) == torch.device("cpu")
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(
+        f"This machine has an NVIDIA card that torch, {build}, does not see, so the CPU computes: pip "
+    )
+    assert said.endswith(OLDER_CUDA)
 
 
 @pytest.mark.parametrize(

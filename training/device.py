@@ -1,9 +1,11 @@
 """Device and precision of a run, copies to the device, and its memory."""
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,10 @@ DEVICES = {
     "h200": (989e12, 141e9),
     "b200": (2250e12, 180e9),
 }
+# A torch for the drivers and cards that the newest one leaves out: CUDA 12 drivers, and cards from Pascal on.
+OLDER_CUDA = 'pip install "torch>=2.11,<2.15" --index-url https://download.pytorch.org/whl/cu126'
+# Files that the driver of an NVIDIA card makes, on Linux and under WSL.
+NVIDIA_CARDS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 # AMD's architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
 AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
@@ -59,13 +65,33 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
 
     # Refuse a device that cannot compute; auto without torchrun falls back to the CPU.
     failure = start_problem(device)
-    if failure and name == "auto" and processes == 1:
-        log.warning("%s cannot compute (%s), so the CPU does.", device, failure)
-        return torch.device("cpu")
     if failure:
-        remedy = "update its driver, install a torch that supports the card, or set device=cpu"
-        raise SettingsError(f"device={name} cannot compute ({failure})", remedy)
+        remedy = "update its driver, or install a torch that supports it"
+        if device.type == "cuda" and torch.version.cuda:
+            remedy = f"update its driver, or install a torch for older drivers and cards: {OLDER_CUDA}"
+        if name != "auto" or processes > 1:
+            raise SettingsError(f"device={name} cannot compute ({failure})", f"{remedy}; or set device=cpu")
+        warn_once(f"{device} cannot compute ({failure}), so the CPU does: {remedy}")
+        return torch.device("cpu")
+    if name == "auto" and device.type == "cpu" and has_unused_card():
+        build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU build"
+        card = f"This machine has an NVIDIA card that torch, {build}, does not see, so the CPU computes"
+        warn_once(
+            f"{card}: pip install --force-reinstall torch needs a driver from 580 on; for older ones {OLDER_CUDA}"
+        )
     return device
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning that this process has not logged before: the jobs of a sweep choose the device again."""
+    log.warning(message)
+
+
+def has_unused_card() -> bool:
+    """Return whether the machine has an NVIDIA card that torch does not see, and nobody has hidden."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not is_hidden and any(map(Path.exists, NVIDIA_CARDS))
 
 
 def start_problem(device: torch.device) -> str | None:

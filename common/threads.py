@@ -1,0 +1,51 @@
+"""How torch's threads share the cores with other programs. Nothing here imports torch."""
+
+import os
+
+import psutil
+
+SPINS = "5000"
+"""The times that libgomp's threads look for work at a barrier before they sleep. torch's own default, billions of times,
+costs most of the speed where another program needs a core: each barrier waits for a thread that is not scheduled."""
+BLOCK_TIME = "1"
+"""The milliseconds that the threads of Intel's and LLVM's OpenMP do so."""
+WAITING = {"GOMP_SPINCOUNT": SPINS, "KMP_BLOCKTIME": BLOCK_TIME}
+
+
+def sleep_at_barriers() -> None:
+    """Let the threads of OpenMP sleep soon while they wait; call it before torch is imported.
+
+    A person's own OMP_WAIT_POLICY, or a variable of WAITING, decides instead.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ and not WAITING.keys() & os.environ.keys():
+        os.environ.update(WAITING)
+
+
+class Load:
+    """Measures the cores that other programs use."""
+
+    def __init__(self) -> None:
+        self.before = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        """Return seconds: of the clock, of all programs on this process's cores, of this process."""
+        times = psutil.cpu_times(percpu=True)
+        cores = [times[core] for core in usable_cores() if core < len(times)]
+        idle = sum(core.idle + getattr(core, "iowait", 0.0) for core in cores)
+        total = sum(sum(core[:8]) for core in cores)  # without guests, which are in the times of users
+        own = psutil.Process().cpu_times()
+        return total / max(1, len(cores)), total - idle, own.user + own.system
+
+    def others(self) -> float:
+        """Return the mean number of cores that other programs used since the last call."""
+        before = self.before
+        self.before = self._now()
+        clock, busy, own = (after - earlier for after, earlier in zip(self.before, before, strict=True))
+        return max(0.0, (busy - own) / clock) if clock > 0 else 0.0
+
+
+def usable_cores() -> list[int]:
+    """Return the numbers of the cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return [*range(os.cpu_count() or 1)]
