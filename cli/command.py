@@ -71,7 +71,7 @@ def help_text(
     --help shows the settings that FIRST names, --help all shows all, and --help WORD those with the word in their name
     or meaning; if there are none SettingsError is raised. groups: the options of each group of conf/.
     """
-    about = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""  # python -OO drops __doc__
+    about = ast.get_docstring(parsed(script.read_text(encoding="utf-8"))) or ""  # python -OO drops __doc__
     entries = {group: (f"{group}=OPTION", options) for group, options in groups.items()}
     entries |= {name: (f"{name}={default}", meaning) for name, default, meaning in described(schema)}
     asked = " ".join(argument for argument in arguments if argument[:1] != "-" and "=" not in argument)
@@ -123,12 +123,19 @@ def described(schema: type) -> Iterator[tuple[str, str, str]]:
         yield name, typed_default(field), setting_docs(owner)[field.name]
 
 
+def parsed(source: str) -> ast.Module:
+    """Return the syntax tree of a module with its docstrings, which ast.parse() drops under -OO."""
+    tree = compile(source, "<source>", "exec", ast.PyCF_ONLY_AST, optimize=0)
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
 @cache
 def setting_docs(schema: type) -> dict[str, str]:
     """Return the docstring under each field of a dataclass and its bases, on one line each."""
     docs = {}
     for kind in reversed(schema.__mro__[:-1]):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        (body,) = parsed(textwrap.dedent(inspect.getsource(kind))).body
         assert isinstance(body, ast.ClassDef)
         for field, text in pairwise(body.body):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(field.target, ast.Name):

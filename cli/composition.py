@@ -3,12 +3,14 @@
 Torch is imported only where with_torch() is called: most mistakes in settings are answered before.
 """
 
+import argparse
 import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -104,7 +106,27 @@ def call_hydra(arguments: list[str]) -> None:
     # Hydra warns that its plugins' schemas and our options have the same names, here and in joblib's workers.
     warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.process")
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(job)()
+    with help_unchecked():
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(job)()
+
+
+@contextmanager
+def help_unchecked() -> Iterator[None]:
+    """Let hydra-core 1.3 make its parser on Python 3.14.
+
+    There argparse refuses one of its help texts, and Hydra has no public way to give it another parser. hydra-core 1.4
+    does the same itself, and ends this function.
+    """
+    parser = argparse.ArgumentParser
+    check = getattr(parser, "_check_help", None)  # from Python 3.14 on
+    if check is None or not hydra.__version__.startswith("1.3."):
+        yield
+        return
+    parser._check_help = lambda *_: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        parser._check_help = check  # type: ignore[attr-defined]
 
 
 def register_schema(inherited: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Prompts from files, and the samples of many prompts as JSON lines, which a killed run continues."""
+"""Prompts from files, and their samples as JSON lines, which a killed run continues."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ def read_text(setting: str, where: str) -> str:
 
 
 def read_prompts(where: str) -> list[Prompt]:
-    """Return the prompts of prompts=WHERE: one a line, or JSON lines with `prompt` and perhaps `seed`."""
+    """Return the prompts of prompts=WHERE: one a line, or JSON lines with `prompt`, `seed`."""
     # Line ends of Windows are white space of JSON. Other letters that end lines, such as U+2028, may stand in a prompt.
     lines = read_text("prompts", where).split("\n")
     written = [line.removesuffix("\r") for line in lines if line.strip()]
@@ -79,7 +79,7 @@ def is_json_object(line: str) -> bool:
 
 
 def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequence[Prompt]) -> None:
-    """Write a JSON object for each sample of each prompt to config.results, in order; - is stdout.
+    """Write a line of JSON for each sample of each prompt to config.results; - is stdout.
 
     An object has the fields of its prompt, its `seed`, its `text`, why it ends (`finish`), and `made_by`, a hash of the
     weights and the sampling settings. A batch is written when all its samples are complete. A file that has the first
@@ -125,7 +125,7 @@ def sampler_hash(checkpoint: Checkpoint, config: SampleConfig) -> str:
 
 
 def keep_whole_batches(file: Path, jobs: Sequence[Job], made_by: str, config: SampleConfig) -> int:
-    """Return how many results a file has of these jobs, and cut off those of an unfinished batch.
+    """Return how many results a file has of these jobs, less those of an unfinished batch.
 
     So each batch has the samples that it has in a run that is not killed. Raises SettingsError for other results.
     """

@@ -1,4 +1,4 @@
-"""Names of settings in other trainers, with ours: nanoGPT, nanochat, llama2.c, litgpt, Hugging Face."""
+"""Names of settings in nanoGPT, nanochat, llama2.c, litgpt and Hugging Face, with ours."""
 
 # {their name: our settings, the first that a command has; after a colon a word on the difference}.
 ALIASES = {

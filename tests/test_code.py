@@ -174,7 +174,7 @@ def test_a_file_that_seeds_changes_no_number_of_the_run(tmp_path):
     ("source", "said"),
     [
         (None, "code=FILE cannot be read (No such file or directory): give a Python file that registers a form, a"),
-        ("this is no Python\n", "code=FILE, line 1: SyntaxError: invalid syntax: correct the file."),
+        ("this is no Python\n", "code=FILE, line 1: SyntaxError: invalid syntax"),
         ("\0", "code=FILE"),
         ("x = 1\n", "code=FILE registers nothing: decorate a function or a class with @form or @modifier."),
         (USED + "import sys\nsys.exit(3)\n", "code=FILE, line 4: SystemExit: 3: correct the file."),

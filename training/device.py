@@ -84,12 +84,12 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
 
 @cache
 def warn_once(message: str) -> None:
-    """Log a warning that this process has not logged before: the jobs of a sweep choose the device again."""
+    """Log a warning unless this process has done so, as an earlier job of a sweep may have."""
     log.warning(message)
 
 
 def has_unused_card() -> bool:
-    """Return whether the machine has an NVIDIA card that torch does not see, and nobody has hidden."""
+    """Return whether there is an NVIDIA card that nobody has hidden; ask if torch sees none."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return not is_hidden and any(map(Path.exists, NVIDIA_CARDS))
 
