@@ -20,6 +20,7 @@ import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
@@ -86,8 +87,11 @@ def compose_settings(typed: dict[str, str]) -> TrainConfig:
         overrides = [f"{name}={quote(value)}" for name, value in typed.items()]
         cfg = compose("train", overrides, return_hydra_config=True)
     config = to_settings(cfg, typed)
+    # An experiment may ask for a sweep. A plan of one run does no harm.
     sweeper = cfg.hydra.sweeper
-    if (sweeper.params or sweeper.variants) and not config.dry_run:  # a plan of one does no harm
+    choices = cfg.hydra.runtime.choices
+    chosen = choices["hydra/sweeper"] not in ("basic", "grid") or choices["hydra/launcher"] != "basic"
+    if (sweeper.params or sweeper.variants or chosen) and not config.dry_run:
         raise SettingsError("many runs are asked for, and one would be made", "add -m")
     return config
 
@@ -135,8 +139,12 @@ def register_schema(inherited: dict[str, Any]) -> None:
     OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
     # Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${floordiv:${max_steps},0.5}.
     OmegaConf.register_new_resolver("floordiv", lambda a, b: int(float(a) // float(b)), replace=True)
-    ConfigStore.instance().store(name="train_schema", node=literal(asdict(TrainConfig())))
-    ConfigStore.instance().store(name="inherited", node=literal(inherited))
+    store = ConfigStore.instance().store
+    store(name="train_schema", node=literal(asdict(TrainConfig())))
+    store(name="inherited", node=literal(inherited))
+    # Hydra's usual sweeper is called basic. As an override in conf/train.yaml ours would hide an experiment's choice.
+    Plugins.instance()  # which registers Hydra's own
+    store(group="hydra/sweeper", name="basic", node=OmegaConf.load(CONF / "hydra/sweeper/grid.yaml"), provider="main")
 
 
 def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
@@ -165,8 +173,8 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     return config
 
 
-def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> str | None:
-    """Return the hash of a job's code, None without code.
+def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> TrainConfig | None:
+    """Return the settings of a job, None if a value is known to the job alone.
 
     Raises SettingsError if the job cannot run, as far as is known before its text is read.
     """
@@ -182,7 +190,7 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> st
     # A cluster's machines have other devices and files. A plan itself refuses a device that is missing here.
     on_cluster = cfg.hydra.runtime.choices["hydra/launcher"] == "submitit_slurm"
     with_torch().check_start(config, is_here=not on_cluster and not config.dry_run)
-    return config.code_hash
+    return config
 
 
 def run_job(cfg: DictConfig) -> Any:

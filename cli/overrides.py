@@ -24,6 +24,8 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         if "," in value and is_one and not is_sweep:
             raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")
+        if is_sweep and name in GROUPS and "null" in value.split(","):
+            raise SettingsError(f"{name}={value}: null is no option of {name}", "leave it out, or name an option")
         if is_sweep and name in ("run_dir", "resume") and value != "null":
             remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
             raise SettingsError(f"{name}={value} is for a single run", remedy)

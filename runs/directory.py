@@ -21,6 +21,8 @@ LOGS = ("metrics.jsonl", "report.jsonl", "train.log")
 
 # Settings of one invocation, which a resumed run does not inherit.
 OF_THIS_INVOCATION = ("resume", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
+# Settings that change nothing in a run's result.
+WITHOUT_RESULT = ("resume", "dry_run", "plan", "run_dir", "wandb", "data.cache_dir")
 
 
 def make_run_directory(where: str | None) -> Path:
@@ -37,6 +39,12 @@ def written_settings(run: Path) -> dict[str, Any]:
         if file.is_file():
             return flat(yaml.safe_load(file.read_text(encoding="utf-8")))
     return {}
+
+
+def settings_of_result(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings, by dotted names, on which a run's result may depend."""
+    others = tuple(f"{name}." for name in WITHOUT_RESULT)
+    return {name: value for name, value in settings.items() if not f"{name}.".startswith(others)}
 
 
 def plain_file(file: Path) -> Path:

@@ -13,25 +13,26 @@ import shlex
 import shutil
 import statistics
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hydra.core.utils import JobReturn
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from common.errors import SettingsError, damage_named, format_value, one_of
 from common.files import read_foreign, replace_text, replacing, user_path
-from common.settings import build
+from common.settings import build, read_value
 from common.text import flat, visible
 from data.config import DataConfig
 from data.texts import Source
 from runs.metrics import finite, is_number
 from runs.summary import NUMBERS, Summary, read_summary, sentence_of
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
-from sweeps.grid import VARIANTS, Grid, combinations, error_of
+from sweeps.grid import VARIANTS, Grid, combinations, error_of, result_key
 from sweeps.leaderboard import COLUMNS, literal_markdown, markdown_lines
+from training.config import TrainConfig
 
 RECORD = "decide.json"
 ALPHA = 0.05
@@ -182,7 +183,10 @@ class Decide(Grid):
         if not fewest <= self.max_pairs <= MOST_PAIRS:
             problem = f"hydra.sweeper.max_pairs={self.max_pairs} must be from {fewest} to {MOST_PAIRS}"
             raise SettingsError(problem, "fewer decide nothing, and the test cannot follow more")
-        code = {" ".join(each): self.check_job([*settings, f"seed={seed}", *each]) for each in self.groups}
+        configs = [self.check_job([*settings, f"seed={seed}", *each]) for each in self.groups]
+        names = [" ".join(each) for each in self.groups]
+        self.refuse_equal(dict(zip(names, configs, strict=True)))
+        code = {name: config and config.code_hash for name, config in zip(names, configs, strict=True)}
 
         # Find the first pair that can end in a verdict. With a delta that is "no difference": its one-sided tests at
         # alpha are a two-sided one at 2 alpha.
@@ -206,6 +210,27 @@ class Decide(Grid):
         if self.confirm:
             self.agree("hydra.sweeper.confirm", self.confirm, ("commit", "text"), "find it again, then confirm it")
 
+    def compose(self, job: Sequence[str]) -> DictConfig:
+        """Compose a job; SettingsError if its variant brings a seed, as an experiment may."""
+        seed = self.compositions.composed.seed
+        unseeded = [override for override in job if not override.startswith("seed=")]
+        own = self.compositions.load(unseeded).seed
+        if own != seed:
+            culprit = self.compositions.culprit(unseeded, lambda cfg: cfg.seed == seed)
+            problem = f"{culprit} brings seed={own}, which a pair has in common"
+            raise SettingsError(problem, "leave it out of hydra.sweeper.variants")
+        return super().compose(job)
+
+    def refuse_equal(self, variants: dict[str, TrainConfig | None]) -> None:
+        """Raise SettingsError for two variants that are the same settings."""
+        known = {name: config for name, config in variants.items() if config}
+        names: dict[str, str] = {}
+        for name, config in known.items():
+            other = names.setdefault(result_key(config), name)
+            if other != name:
+                problem = f"hydra.sweeper.variants: {name_of(name)!r} has the settings of {name_of(other)!r}"
+                raise SettingsError(problem, "leave one out: their runs would be the same")
+
     def read_settings(self, arguments: list[str]) -> tuple[list[str], int]:
         """Return the overrides that all jobs share, and the seed of the first pair."""
         # There must be two different variants or more, and one value for each other setting.
@@ -217,9 +242,9 @@ class Decide(Grid):
         several = [override for override in given.values() if override.is_sweep_override()]
         if several:
             raise SettingsError(f"{several[0].input_line} is more than one setting to compare under", "choose one")
-        seed: Any = given.pop("seed").value() if "seed" in given else 1
+        seed = given.pop("seed").value() if "seed" in given else self.config.get("seed", 1)
         (settings,) = combinations(given.values())
-        return settings, seed
+        return settings, read_value("seed", seed, int)
 
     def read_find(self, arguments: list[str]) -> tuple[list[str], int]:
         """Return the settings of the comparison to confirm, and a fresh seed.
@@ -245,7 +270,7 @@ class Decide(Grid):
         """Return the commit of the code, and the fingerprint of the text; None for an unknown one."""
         from pages.report import commit  # imports torch: the settings are checked before
 
-        job = self.hydra_context.config_loader.load_sweep_config(self.config, [*settings, *self.groups[0]])
+        job = self.loader.load_sweep_config(self.config, [*settings, *self.groups[0]])
         data = build(DataConfig, flat(OmegaConf.to_container(job.data, resolve=True)))  # type: ignore[arg-type]
         text = None
         with suppress(SettingsError):  # on a cluster the text may be on other machines

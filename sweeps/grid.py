@@ -1,5 +1,6 @@
 """Sweeps: each combination of values is a job, and the jobs' folder has a leaderboard."""
 
+import json
 import math
 import os
 import shlex
@@ -8,13 +9,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep, Sweep
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -25,9 +26,11 @@ from omegaconf import DictConfig, OmegaConf
 from common.console import ending_signals
 from common.errors import SettingsError, first_line
 from common.files import os_errors_named, user_path
-from common.text import hydra_quoted, literal, quote, visible
-from runs.directory import lock_run
+from common.text import flat, hydra_quoted, literal, plural, quote, visible
+from runs.directory import lock_run, settings_of_result
+from sweeps.compositions import Compositions
 from sweeps.leaderboard import write_leaderboard
+from training.config import TrainConfig
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
@@ -67,6 +70,9 @@ class Grid(Sweeper):
 
         task_function: has an attribute `check`, which takes the overrides of a job and a function that composes them.
         """
+        self.loader: ConfigLoader = hydra_context.config_loader
+        self.compositions = Compositions(self.loader, config)  # before the folder is fixed
+
         # Check the settings of hydra.launcher and hydra.sweeper.
         launcher = config.hydra.runtime.choices["hydra/launcher"]
         plugins = Plugins.instance()
@@ -95,14 +101,13 @@ class Grid(Sweeper):
 
         self.task_function: Any = task_function
         self.config: DictConfig = config
-        self.hydra_context: HydraContext = hydra_context
         self.launcher: Launcher = plugins.instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
         given = self.read(arguments)
         jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.groups]
-        self.check_jobs(jobs)
+        jobs = self.distinct(jobs, self.check_jobs(jobs))
         with self.keeping_folder():
             results = self.launch(jobs, 0)
         failed = sum(result.status == JobStatus.FAILED for result in results)
@@ -115,29 +120,35 @@ class Grid(Sweeper):
         both = typed.keys() & self.parse(self.groups[0])
         if both:
             raise SettingsError(f"{min(both)} is what hydra.sweeper.variants compares", f"leave it out, or {VARIANTS}")
-        given = self.parse([f"{name}={value}" for name, value in (self.params or {}).items()]) | typed
+        ranges = self.parse([f"{name}={value}" for name, value in (self.params or {}).items()])
+        self.compositions.refuse_clash(typed.values())
+        self.compositions.refuse_replaced(ranges, typed)
+        given = ranges | typed
         for override in given.values():
             if override.is_sweep_override():
+                expand_ranges(override)
                 check_values(override)
         return given
 
     def parse(self, arguments: list[str]) -> dict[str, Override]:
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        parser = OverridesParser.create(config_loader=self.loader)
         return {override.get_key_element(): override for override in parser.parse_overrides(arguments)}
 
-    def check_jobs(self, jobs: Sequence[Sequence[str]]) -> None:
-        """Print the mistakes of combinations that cannot run.
+    def check_jobs(self, jobs: Sequence[Sequence[str]]) -> list[TrainConfig | None]:
+        """Return the settings of each job, and print the mistakes of combinations that cannot run.
 
-        Raises the mistake of a value that works in no job.
+        None for a job that cannot run, or that alone knows a value. Raises the mistake of a value that works in no job.
         """
         # Check all jobs, and note the overrides that work in some job.
         working = set[str]()
         mistakes = []
+        configs: list[TrainConfig | None] = []
         for job in jobs:
             try:
-                self.check_job(job)
+                configs.append(self.check_job(job))
                 working.update(job)
             except SettingsError as error:
+                configs.append(None)
                 mistakes.append((job, error))
         # An override that works nowhere is a mistake; others only fail together.
         for job, mistake in mistakes:
@@ -145,15 +156,36 @@ class Grid(Sweeper):
                 raise mistake
         for reason, count in Counter(str(mistake) for _, mistake in mistakes).items():
             print(visible(f"{count} of {len(jobs)} jobs cannot run: {reason}"), flush=True)
+        return configs
 
-    def check_job(self, job: Sequence[str]) -> str | None:
-        """Compose a job as Hydra will, and return the hash of its code.
+    def check_job(self, job: Sequence[str]) -> TrainConfig | None:
+        """Compose a job as Hydra will, and return its settings; None if only the job knows a value.
 
-        Raises SettingsError if it cannot run.
+        Raises SettingsError if it cannot run, or brings settings of the sweep.
         """
-        return self.task_function.check(
-            job, partial(self.hydra_context.config_loader.load_sweep_config, self.config, list(job))
-        )
+        return self.task_function.check(job, lambda: self.compose(job))
+
+    def compose(self, job: Sequence[str]) -> DictConfig:
+        """Compose a job as Hydra will; SettingsError if it brings settings of the sweep."""
+        return self.compositions.of_job(job)
+
+    def distinct(self, jobs: list[list[str]], configs: Sequence[TrainConfig | None]) -> list[list[str]]:
+        """Return the jobs, but of those with equal settings the first alone; print the others.
+
+        A run that is counted twice would pass for two seeds.
+        """
+        kept: dict[Any, list[str]] = {}
+        repeated = []
+        for number, (job, config) in enumerate(zip(jobs, configs, strict=True)):
+            if kept.setdefault(result_key(config) if config else number, job) is not job:
+                repeated.append(job)
+        if repeated:
+            shared = set.intersection(*map(set, jobs))
+            shown = [" ".join(each for each in job if each not in shared) or " ".join(job) for job in repeated[:3]]
+            more = ", …" * (len(repeated) > 3)
+            counted = f"{len(repeated)} of {plural(len(jobs), 'job')}"
+            print(visible(f"{counted} would repeat another, and run once ({', '.join(shown)}{more})"), flush=True)
+        return [*kept.values()]
 
     def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
         """Run jobs, numbered from `number` on.
@@ -203,13 +235,40 @@ class Grid(Sweeper):
                     print(visible(f"\n{self.report()}{end}"), flush=True)
 
 
-def check_values(override: Override) -> None:
-    """Raise SettingsError unless an override lists values, of finite numbers and with a step."""
-    values = vars(override.value())  # start, stop or end, and step
-    is_finite = all(math.isfinite(value) for value in values.values() if isinstance(value, int | float))
-    if not is_finite or values.get("step") == 0:  # which would never end
+def result_key(config: TrainConfig) -> str:
+    """Return a key that is equal for runs with the same settings and seed."""
+    return json.dumps(settings_of_result(flat(asdict(config))), sort_keys=True)
+
+
+def expand_ranges(override: Override) -> None:
+    """Replace the ranges among an override's values, as in range(1,3),7, by their numbers."""
+    choices = override.value()
+    if not isinstance(choices, ChoiceSweep):
+        return
+    expanded: list[Any] = []
+    for value in choices.list:
+        if isinstance(value, RangeSweep):
+            check_numbers(override, value)
+            expanded += value.range()
+        elif isinstance(value, Sweep | Glob) or "Sweep(" in repr(value):  # of a choice in a choice, or in a list
+            raise SettingsError(f"{override.input_line} has values within a value", "write it as 1,2,3 or range(1,5),7")
+        else:
+            expanded.append(value)
+    choices.list = expanded
+
+
+def check_numbers(override: Override, swept: Any) -> None:
+    """Raise SettingsError unless the numbers of a range or an interval are finite, its step not 0."""
+    numbers = vars(swept)  # start, stop or end, and step
+    is_finite = all(math.isfinite(value) for value in numbers.values() if isinstance(value, int | float))
+    if not is_finite or numbers.get("step") == 0:  # which would never end
         problem = f"{override.input_line} must have finite numbers, and no step of 0"
         raise SettingsError(problem, "write it as range(1,5)")
+
+
+def check_values(override: Override) -> None:
+    """Raise SettingsError unless an override lists values, of finite numbers and with a step."""
+    check_numbers(override, override.value())
     if not override.is_discrete_sweep() or next(override.sweep_string_iterator(), None) is None:
         raise SettingsError(f"{override.input_line} lists no value", "write it as 1,2,3 or range(1,5)")
 

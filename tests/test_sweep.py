@@ -9,6 +9,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -45,6 +46,7 @@ from hydra_plugins._tinygpt import AfterJob
 from runs.directory import lock_run
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job
+from sweeps.compositions import Compositions
 from sweeps.grid import Grid
 from sweeps.leaderboard import (
     ACTIVE,
@@ -292,6 +294,7 @@ def test_a_sweep_that_is_stopped_frees_its_folder_and_the_signal_and_says_how_to
 
 MISTAKES = {
     "model=tiny,huge": "model=huge does not exist",
+    "model=tiny,null": "error: model=tiny,null: null is no option of model: leave it out, or name an option.",
     "hydra.sweeper.variants=['seed']": "cannot read the override 'seed'",
     "model.n_head=2,3 seed=1,2": "error: model.n_head=3 does not divide model.n_embd=128: ",
     "max_steps=0 seed=1,2": "error: max_steps=0 must be at least 1: correct it",
@@ -321,6 +324,10 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
         ({}, "seed=range(1,5,0)", "seed=range(1,5,0) must have finite numbers, and no step of 0: write it as "),
         ({}, "optimizer.lr=range(0.1,inf)", "optimizer.lr=range(0.1,inf) must have finite numbers"),
         ({}, "seed=range(2,1)", "seed=range(2,1) lists no value: write it as 1,2,3 or range(1,5)"),
+        ({}, "seed=7,range(1,3,0)", "seed=7,range(1,3,0) must have finite numbers, and no step of 0: write it as "),
+        ({}, "seed=interval(0,1),7", "seed=interval(0,1),7 has values within a value: write it as 1,2,3"),
+        ({}, "seed=choice(1,2),7", "seed=choice(1,2),7 has values within a value: write it as 1,2,3"),
+        ({}, "model.ngrams=[range(2,4)],[2]", "model.ngrams=[range(2,4)],[2] has values within a value"),
     ],
 )
 def test_values_that_a_grid_cannot_take_are_refused_before_any_run(given, arguments, said, tmp_path):
@@ -379,20 +386,131 @@ def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_pat
     assert said.startswith("error: model.n_layer=0 must be at least 1: correct it") and said.count("\n") == 1
 
 
+def test_ranges_stand_among_values(tmp_path):
+    jobs = swept(
+        Grid(), tmp_path, lambda settings: 1.0, ["seed=range(1,3),7,range(9,5,-2)", "optimizer.lr=range(1,2,0.5)"]
+    )
+    assert [job["seed"] for job in jobs] == ["1", "1", "2", "2", "7", "7", "9", "9", "7", "7"]
+    assert [job["optimizer.lr"] for job in jobs[:2]] == ["1.0", "1.5"]
+
+
+# Experiments and options of groups that a person may write, each with settings of the sweep.
+BRINGING = {
+    "experiment/plain": "seed: 5",
+    "experiment/ranges": "hydra: {sweeper: {params: {seed: '1,2'}}}",
+    "experiment/variants": "hydra: {sweeper: {variants: [model.n_head=1, model.n_head=2]}}",
+    "experiment/decides": "defaults: [override /hydra/sweeper: decide]",
+    "experiment/parallel": "defaults: [override /hydra/launcher: joblib]",
+    "experiment/elsewhere": "hydra: {sweep: {dir: elsewhere}}",
+    "experiment/nested": "defaults: [variants]\nhydra: {sweeper: {params: {experiment: 'plain,ranges'}}}",
+    "experiment/own_seed": "defaults: [decides, plain]\nhydra: {sweeper: {variants: [model.n_head=1, model.n_head=2]}}",
+    "optimizer/searched": "hydra: {sweeper: {params: {optimizer.lr: '0.1,0.2'}, variants: [model.n_head=4]}}",
+}
+REFUSED = {
+    "experiment=plain,ranges": "experiment=ranges brings hydra.sweeper.params, without effect in a job of a sweep: ",
+    "+experiment=variants,plain seed=1,2": "experiment=variants brings hydra.sweeper.variants, without effect",
+    "experiment=glob(d*),plain": "experiment=glob(d*),plain has values within a value",
+    "experiment=glob(lad*)": "experiment=ladder brings hydra.sweeper.params, without effect",
+    "experiment=plain,decides": "experiment=decides brings hydra.sweeper, without effect",
+    "experiment=plain,parallel": "experiment=parallel brings hydra.launcher, without effect",
+    "experiment=plain,elsewhere": "experiment=elsewhere brings hydra.sweep.dir, without effect",
+    "optimizer=searched,muon": "optimizer=searched brings hydra.sweeper.params, hydra.sweeper.variants, without effect",
+    "experiment=nested": "experiment=nested brings experiment=plain,ranges, whose place it takes itself: type ",
+    "experiment=[ranges,own_seed,variants]": "experiment=own_seed and experiment=variants both bring hydra.sweeper.v",
+    "experiment=variants optimizer=searched": "experiment=variants and optimizer=searched both bring hydra.sweeper.va",
+    "VARIANT experiment=ranges": "experiment=ranges brings hydra.sweeper.params, without effect",
+    "VARIANT hydra.sweep.dir=there": "hydra.sweep.dir=there brings hydra.sweep.dir, without effect",
+    "hydra/launcher=joblib VARIANT hydra.launcher.n_jobs=2": "hydra.launcher.n_jobs=2 brings hydra.launcher.n_jobs, ",
+    "hydra/sweeper=decide VARIANT experiment=variants": "hydra.sweeper.variants: 'experiment=variants' has the set",
+    "hydra/sweeper=decide VARIANT experiment=ranges": "experiment=ranges brings hydra.sweeper.params, without effect",
+    "hydra/sweeper=decide VARIANT experiment=plain": "experiment=plain brings seed=5, which a pair has in common",
+    "hydra/sweeper=decide experiment=ranges VARIANT model.n_head=2": "seed=1,2 is more than one setting to compare",
+}
+
+
+@pytest.fixture
+def searchpath(tmp_path) -> str:
+    """The override that adds these experiments and options."""
+    for name, content in BRINGING.items():
+        (file := tmp_path / f"conf/{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# @package _global_\n{content}\n")
+    return f"hydra.searchpath=[file://{tmp_path}/conf]"
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_what_a_job_brings_for_the_sweep_is_refused_before_any_run(typed, searchpath, tmp_path):
+    typed_before, _, variant = typed.partition("VARIANT ")
+    asked = [searchpath, *typed_before.split()]
+    if variant:
+        asked.append(f"hydra.sweeper.variants=['attention=sdpa','{variant}']")
+    assert REFUSED[typed] in refusal(*asked, cwd=tmp_path)
+
+
+def test_what_an_experiment_brings_for_the_sweep_takes_effect(searchpath, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"{config.model.n_head} {config.seed}")
+    planned = run_here("-m", searchpath, "+experiment=[ranges,variants]", "dry_run=true", cwd=tmp_path)
+    assert re.findall(r"^\d \d$", planned.stdout, re.M) == ["1 1", "2 1", "1 2", "2 2"], planned.stderr
+    run_here("-m", searchpath, "experiment=elsewhere", *tiny(tmp_path, max_steps=1), cwd=tmp_path)
+    assert (tmp_path / "elsewhere/0/summary.json").is_file()
+    seeds: list[int] = []
+    monkeypatch.setattr("sweeps.decide.Decide.run_pairs", lambda self, pair, _: seeds.append(self.record.seed + pair))
+    run_here("-m", searchpath, "experiment=own_seed", *tiny(tmp_path, max_steps=1), cwd=tmp_path)
+    assert seeds == [*range(5, 25)]
+
+
+@pytest.mark.parametrize("experiment", ["decides", "parallel", "ranges", "variants"])
+def test_an_experiment_of_many_runs_is_none_of_one(experiment, searchpath, tmp_path, monkeypatch):
+    shutil.copytree(CONF, tmp_path / "conf", dirs_exist_ok=True)
+    monkeypatch.setattr("cli.composition.CONF", tmp_path / "conf")
+    said = run_here(f"experiment={experiment}", cwd=tmp_path).stderr
+    assert said == "error: many runs are asked for, and one would be made: add -m.\n"
+
+
+# Overrides, and the seeds of the jobs that remain; all but the last have repeated ones.
+SAME = [
+    (["seed=1,1,2"], "12"),
+    (["seed=range(1,3),2"], "12"),
+    (["seed=1,2", "optimizer.lr=0.02,2e-2"], "12"),
+    (["hydra.sweeper.variants=['attention=sdpa','optimizer.lr=2e-2','model.attention=sdpa','model.n_head=2']"], "11"),
+    (["hydra.sweeper.variants=['max_steps=${floordiv:3,2}','max_steps=1','seed=1 max_steps=1.0']"], "1"),
+    (["seed=1,2", "wandb.name=a,b", "data.cache_dir=c,d"], "12"),
+    (["hydra.sweeper.variants=['model=tiny','optimizer=muon','']", "seed=3"], "3"),
+    (["seed=1,2", "sample_prompt='${hydra:job.num}','${hydra:job.id}'"], "1122"),  # the job alone knows it
+]
+
+
+@pytest.mark.parametrize(("asked", "seeds"), SAME, ids=str)
+def test_jobs_with_equal_settings_run_once(asked, seeds, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"seed {config.seed}")
+    told = run_here("-m", *asked, "dry_run=true", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert re.findall(r"^seed (\d)$", told.stdout, re.M) == [*seeds]
+    assert ("would repeat another, and run once (" in told.stdout) == ((asked, seeds) != SAME[-1])
+
+
+@pytest.mark.parametrize("other", ["optimizer.lr=2e-2", "attention=sdpa", "model=tiny"])
+def test_a_comparison_of_equal_settings_is_refused(other, tmp_path):
+    variants = f"hydra.sweeper.variants=['','{other}']"
+    said = refusal("hydra/sweeper=decide", variants, cwd=tmp_path)
+    assert f"hydra.sweeper.variants: '{other}' has the settings of 'no change': leave one out" in said
+
+
 def test_a_clusters_jobs_are_not_checked_against_this_machine():
     typed = ["device=cuda:99", "data.path=/no/where"]
-    sweeper = Grid()
-    sweeper.task_function = SimpleNamespace(check=check_job)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        sweeper.hydra_context = SimpleNamespace(config_loader=loader)
-        sweeper.config = loader.load_configuration("train", [], RunMode.MULTIRUN)
-        with pytest.raises(SettingsError, match="device=cuda:99 is not on this machine"):
-            sweeper.check_job(typed)
-        sweeper.config.hydra.overrides.hydra.append("hydra/launcher=submitit_slurm")
-        sweeper.check_job(typed)
-        with pytest.raises(SettingsError, match="is no form"):
-            sweeper.check_job([*typed, "attention=nope"])
+    for launcher in ("basic", "submitit_slurm"):
+        sweeper = Grid()
+        sweeper.task_function = SimpleNamespace(check=check_job)
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()
+            config = loader.load_configuration("train", [f"hydra/launcher={launcher}"], RunMode.MULTIRUN)
+            sweeper.compositions = Compositions(loader, config)
+            if launcher == "basic":
+                with pytest.raises(SettingsError, match="device=cuda:99 is not on this machine"):
+                    sweeper.check_job(typed)
+            else:
+                sweeper.check_job(typed)
+                with pytest.raises(SettingsError, match="is no form"):
+                    sweeper.check_job([*typed, "attention=nope"])
 
 
 def test_a_value_that_follows_from_another_or_from_the_job_is_swept_and_one_of_no_setting_refused(
