@@ -287,10 +287,18 @@ def at(size: str) -> str:
 
 
 def variants(jobs: list[Job]) -> list[str]:
-    """Return each job's variant as it was typed, without seed, learning rate, size and length."""
+    """Return each job's variant: its attention, and the settings in which it differs from the first job.
+
+    Seed, learning rate, size and length are left out.
+    """
     given = sorted(set(swept_settings(jobs)) - {"seed", RATE, SIZE, "max_steps"})
-    typed = (" ".join(f"{name}={job.settings[name]}" for name in given if name in job.settings) for job in jobs)
-    return [name.removeprefix("attention=") or "baseline" for name in typed]
+    first = jobs[0].settings
+    named = []
+    for job in jobs:
+        own = {name: job.settings[name] for name in given if name in job.settings}
+        differing = {name: value for name, value in own.items() if name == "attention" or value != first.get(name)}
+        named.append(" ".join(f"{name}={value}" for name, value in differing.items()))
+    return [name.removeprefix("attention=") or "baseline" for name in named]
 
 
 def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from runs.summary import NUMBERS, TEXTS, Summary
-from sweeps.leaderboard import Job, read_jobs
+from sweeps.leaderboard import Job, distinct, read_jobs
 
 
 def recorded_jobs(sweep: Path) -> list[Job]:
@@ -28,4 +28,4 @@ def recorded_jobs(sweep: Path) -> list[Job]:
             texts: Any = {each: known.pop(each, None) for each in TEXTS}
             summary = Summary(status=status, **(texts | figures))
             jobs.append(Job(sweep / name, name, known, summary))
-    return sorted(jobs, key=lambda job: (len(job.name), job.name))
+    return distinct(sorted(jobs, key=lambda job: (len(job.name), job.name)))

@@ -4,10 +4,8 @@ import json
 import math
 import platform
 import shlex
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import tiktoken
@@ -20,6 +18,7 @@ from pages.kit import packed_shares
 from pages.runs import RECORD, run_page
 from runs.directory import open_log
 from runs.metrics import Row
+from runs.origin import commit
 from training.evaluation import first_sequences
 from training.logger import Logger
 from training.run import Run
@@ -109,17 +108,6 @@ def repeated_maps(run: Run) -> dict[str, Any]:
         "heads": [len(layer) for layer in layers],
         "tokens": texts,
     }
-
-
-def commit() -> str | None:
-    """Return the commit of this checkout, with "-dirty" if files have changed; None outside git."""
-    # Name the folder .git: a copy without it may lie inside another repository, whose commit is not the code's.
-    command = ["git", "--git-dir=.git", "describe", "--always", "--dirty", "--abbrev=10"]
-    root = Path(__file__).parents[1]
-    try:
-        return subprocess.check_output(command, cwd=root, text=True, timeout=5, stderr=subprocess.DEVNULL).strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def name_of(tokenizer: tiktoken.Encoding, token: int) -> str:

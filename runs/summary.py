@@ -26,7 +26,11 @@ class Summary:
     reason: str | None = None
     """The reason why the run stopped or failed, in one line."""
     device: str | None = None
+    commit: str | None = None
+    project_hash: str | None = None
+    """The hash of the project's code, see runs/origin.py."""
     code_hash: str | None = None
+    """The hash of the file of code= and its neighbours."""
     seed: float | None = None
     step: float | None = None
     parameters: float | None = None

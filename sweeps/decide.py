@@ -28,6 +28,7 @@ from common.text import flat, visible
 from data.config import DataConfig
 from data.texts import Source
 from runs.metrics import finite, is_number
+from runs.origin import PROJECT_HASH, commit
 from runs.summary import NUMBERS, Summary, read_summary, sentence_of
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
 from sweeps.grid import VARIANTS, Grid, combinations, error_of, result_key
@@ -103,6 +104,8 @@ class Record:
     """The commit of the code, with -dirty if files have changed; None outside git."""
     text: str | None
     """The fingerprint of the text; None if this machine does not have it."""
+    project_hash: str | None = None
+    """The hash of the project's code; None in a record of an earlier version."""
     code: dict[str, Any] = field(default_factory=dict)
     """The hash of each variant's file of code=, None without one."""
     comparisons: list[Any] = field(default_factory=list)
@@ -195,20 +198,30 @@ class Decide(Grid):
         self.earliest = 1 + sum(k < 0 for k in cuts(two_sided, self.max_pairs, self.late))
 
         # Make the record. Earlier records must agree with it: of this sweep in all but the comparisons, of a baseline
-        # or a find in their commit and text.
+        # or a find in their code and text.
         first, *others = code
-        commit, text = self.origin(settings)
         self.record = Record(
-            self.metric, self.delta, self.max_pairs, first, others, settings, seed, alpha, commit, text, code
+            metric=self.metric,
+            delta=self.delta,
+            max_pairs=self.max_pairs,
+            first=first,
+            variants=others,
+            settings=settings,
+            seed=seed,
+            alpha=alpha,
+            commit=commit(),
+            project_hash=PROJECT_HASH,
+            text=self.fingerprint(settings),
+            code=code,
         )
         if (self.folder / RECORD).exists():
-            fixed = [*asdict(self.record)][:-2]
+            fixed = ("metric", "delta", "max_pairs", "first", "variants", "settings", "seed", "alpha", "text")
             self.agree("hydra.sweep.dir", self.folder, fixed, "type what it began with, or name another folder")
         if self.baseline:
-            same = ("first", "settings", "commit", "text")
+            same = ("first", "settings", "text")
             self.agree("hydra.sweeper.baseline", self.baseline, same, "leave it out: the first variant runs again")
         if self.confirm:
-            self.agree("hydra.sweeper.confirm", self.confirm, ("commit", "text"), "find it again, then confirm it")
+            self.agree("hydra.sweeper.confirm", self.confirm, ("text",), "find it again, then confirm it")
 
     def compose(self, job: Sequence[str]) -> DictConfig:
         """Compose a job; SettingsError if its variant brings a seed, as an experiment may."""
@@ -266,16 +279,13 @@ class Decide(Grid):
         unused = find.seed + max(each.pairs for each in find.comparisons)
         return find.settings, unused + zlib.crc32(repr(names).encode()) % 10**6
 
-    def origin(self, settings: list[str]) -> tuple[str | None, str | None]:
-        """Return the commit of the code, and the fingerprint of the text; None for an unknown one."""
-        from pages.report import commit  # imports torch: the settings are checked before
-
+    def fingerprint(self, settings: list[str]) -> str | None:
+        """Return the fingerprint of the text; None if this machine does not have it."""
         job = self.loader.load_sweep_config(self.config, [*settings, *self.groups[0]])
         data = build(DataConfig, flat(OmegaConf.to_container(job.data, resolve=True)))  # type: ignore[arg-type]
-        text = None
         with suppress(SettingsError):  # on a cluster the text may be on other machines
-            text = Source(data).fingerprint
-        return commit(), text
+            return Source(data).fingerprint
+        return None
 
     def agree(
         self,
@@ -285,21 +295,23 @@ class Decide(Grid):
         remedy: str,
     ) -> None:
         """Raise SettingsError unless an earlier record has the same values and code as this one."""
-        # Runs of another sweep are as good as its commit: with changed files nobody knows which code ran.
         earlier = read_record(setting, folder)
-        if setting != "hydra.sweep.dir" and (earlier.commit or "-dirty").endswith("-dirty"):
-            problem = f"{setting}={folder} is of commit={earlier.commit}, which does not say what code ran"
-            raise SettingsError(problem, "commit all changes first")
         for name in names:
             before = getattr(earlier, name)
             now = getattr(self.record, name)
             if before != now:
                 problem = f"{setting}={folder} has {name}={format_value(before)}, not {format_value(now)}"
                 raise SettingsError(problem, remedy)
-        # Compare the code of the variants that are in both records.
+        # Compare the code: the project's by its hash, for a commit does not say what a changed file does; and that of
+        # the variants that are in both records.
+        if earlier.project_hash != self.record.project_hash:
+            ran = f"commit={earlier.commit} project_hash={format_value(earlier.project_hash)}"
+            problem = f"{setting}={folder} ran other code ({ran}) than this, {self.record.project_hash}"
+            raise SettingsError(problem, f"restore that code, or {remedy}")
         if any(self.record.code.get(variant, code) != code for variant, code in earlier.code.items()):
             problem = f"{setting}={folder} ran another version of the file of code="
             raise SettingsError(problem, f"restore that version, or {remedy}")
+        self.record.commit = earlier.commit if setting == "hydra.sweep.dir" else self.record.commit
 
     def run_pairs(self, pair: int, undecided: dict[int, Comparison]) -> None:
         """Run a pair of each undecided variant, counted from 0; judge, write and print them."""
@@ -339,7 +351,9 @@ class Decide(Grid):
             return f"job {name} failed: {sentence_of(error)}"
         summary = read_summary(self.folder / name)
         variant = " ".join(self.groups[number])
-        # A parallel worker may have read the file of code= after it changed.
+        # A parallel worker may have read code after it changed, and a folder without a record may hold older runs.
+        if summary and summary.project_hash not in (None, self.record.project_hash):
+            return f"job {name} ran other code (project_hash={summary.project_hash})"
         if summary and summary.code_hash != self.record.code[variant]:
             return f"job {name} ran another version of its code"
         if summary and summary.status == "finished" and getattr(summary, self.metric) is not None:
@@ -394,7 +408,8 @@ class Decide(Grid):
         first = literal_markdown(name_of(record.first))
         note = f"The differences are from the first, {first}; {better} is better; {chance}."
         settings = " ".join(map(shlex.quote, record.settings)) or "the defaults"
-        made = f"This holds for {literal_markdown(settings)}. Commit {record.commit}, text {record.text}."
+        made = f"This holds for {literal_markdown(settings)}. "
+        made += f"Commit {record.commit}, project_hash {record.project_hash}, text {record.text}."
         made += f" Seeds from {record.seed} on; {RECORD} has each pair. Between misses the centre with the same chance."
         text = "\n".join([*markdown_lines([head, *rows]), "", note, made, ""])
 

@@ -28,6 +28,8 @@ from common.errors import SettingsError, first_line
 from common.files import os_errors_named, user_path
 from common.text import flat, hydra_quoted, literal, plural, quote, visible
 from runs.directory import lock_run, settings_of_result
+from runs.origin import PROJECT_HASH
+from runs.summary import read_summary
 from sweeps.compositions import Compositions
 from sweeps.leaderboard import write_leaderboard
 from training.config import TrainConfig
@@ -108,6 +110,7 @@ class Grid(Sweeper):
         given = self.read(arguments)
         jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.groups]
         jobs = self.distinct(jobs, self.check_jobs(jobs))
+        self.refuse_other_code()
         with self.keeping_folder():
             results = self.launch(jobs, 0)
         failed = sum(result.status == JobStatus.FAILED for result in results)
@@ -124,6 +127,7 @@ class Grid(Sweeper):
         self.compositions.refuse_clash(typed.values())
         self.compositions.refuse_replaced(ranges, typed)
         given = ranges | typed
+        given.pop("allow_changes", None)  # of the code, see refuse_other_code(): no change of a job's settings
         for override in given.values():
             if override.is_sweep_override():
                 expand_ranges(override)
@@ -168,6 +172,18 @@ class Grid(Sweeper):
     def compose(self, job: Sequence[str]) -> DictConfig:
         """Compose a job as Hydra will; SettingsError if it brings settings of the sweep."""
         return self.compositions.of_job(job)
+
+    def refuse_other_code(self) -> None:
+        """Raise SettingsError if the folder has runs of other code, unless allow_changes=true."""
+        if self.config.dry_run or self.config.get("allow_changes"):
+            return
+        others = set[str]()
+        for summary in map(read_summary, {path.parent for path in self.folder.glob("*/**/summary.json")}):
+            if summary and summary.project_hash not in (None, PROJECT_HASH):
+                others.add(f"commit={summary.commit} project_hash={summary.project_hash}")
+        if others:
+            problem = f"{self.go_on} has runs of other code ({', '.join(sorted(others))}) than this, {PROJECT_HASH}"
+            raise SettingsError(problem, "restore that code, name another folder, or add allow_changes=true")
 
     def distinct(self, jobs: list[list[str]], configs: Sequence[TrainConfig | None]) -> list[list[str]]:
         """Return the jobs, but of those with equal settings the first alone; print the others.

@@ -9,17 +9,21 @@ import re
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import os_error_reason
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from common.errors import format_value, os_error_reason
 from common.files import is_locked, replace_text
-from common.text import duration, si, visible
+from common.text import duration, plural, si, visible
 from pages.kit import fill_page
 from pages.runs import RECORD, describe_run, headline
-from runs.directory import OF_THIS_INVOCATION, written_settings
+from runs.directory import settings_of_result, written_settings
 from runs.metrics import is_number, read_metrics
 from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
@@ -65,6 +69,7 @@ COLUMNS = (
     Column("peak MB", "peak_memory_mb", "grouped"),
     Column("time", "seconds", "duration", timed=True),
 )
+ROUND = re.compile(r"[0-9]{1,3}0{6,30}\.0")  # a large round number
 # Signs by which Markdown may turn a text into a link, an image, HTML or another font.
 ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_\b")
 
@@ -77,12 +82,30 @@ class Job:
     name: str
     """The path of its folder below the sweep's."""
     settings: dict[str, str]
-    """Its overrides by name."""
+    """Its values of the settings that the sweep varies, as in its config.yaml; before it has one, as typed."""
     summary: Summary
+    derived: dict[str, str] = field(default_factory=dict)
+    """Overrides that follow from other settings, as they were typed: {NAME: "${…}"}."""
+    resolved: dict[str, Any] = field(default_factory=dict)
+    """All settings in its config.yaml; none if there is no such file."""
+    repeats: list[str] = field(default_factory=list)
+    """The names of jobs that have the same settings, seed and code, and are left out."""
 
     @property
     def status(self) -> str:
         return self.summary.status
+
+    @property
+    def but_seed(self) -> frozenset[tuple[str, str]]:
+        """What jobs of a row have in common."""
+        return frozenset((self.settings | self.derived).items()) - {("seed", self.settings.get("seed"))}
+
+    @property
+    def identity(self) -> Any:
+        """What only a job that repeats this one has in common with it."""
+        settings = settings_of_result(self.resolved) or self.settings
+        values = frozenset((name, number_or_text(value)) for name, value in settings.items())
+        return values, self.summary.project_hash, self.summary.code_hash
 
 
 Group = list[Job]
@@ -90,27 +113,83 @@ Group = list[Job]
 
 
 def read_jobs(sweep: Path) -> list[Job]:
-    """Return the jobs in a sweep's folder by number; without jobs, all runs below it."""
+    """Return the jobs in a sweep's folder by number; without jobs, all runs below it.
+
+    Of finished jobs with the same settings, seed and code, only the first is among them: together they would pass for
+    several seeds.
+    """
     # Read the records of the jobs, by folder.
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
+    settings = {folder: written_settings(folder) for folder in found}
     if not found:
         for path in sweep.glob(f"*/**/{SUMMARY}"):
-            own = settings_of(path.parent)
-            found[path.parent] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
+            folder = path.parent
+            settings[folder] = settings_of_result(written_settings(folder))
+            own = [f"{name}={format_value(value)}" for name, value in settings[folder].items()]
+            found[folder] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
 
-    # Add their settings and summaries.
+    # Add their settings and summaries. Where its config.yaml has a setting that some job was given, it has that value.
+    order = sorted(found, key=lambda folder: (found[folder].number, folder))
+    typed = {folder: dict(map(name_and_value, found[folder].overrides)) for folder in order}
+    names = dict.fromkeys(name for each in typed.values() for name in each)
     is_going_on = is_locked(sweep / ".lock")
     jobs = []
-    for folder, record in sorted(found.items(), key=lambda pair: (pair[1].number, pair[0])):
-        pairs = [override.lstrip("+~").partition("=") for override in record.overrides]
-        # Write 10000000000.0, as Hydra has it for 1e10, as 1e+10.
-        settings = {
-            name: f"{float(value):g}" if re.fullmatch(r"[0-9]{1,3}0{6,30}\.0", value) else value
-            for name, _, value in pairs
-        }
-        summary = summary_of(folder, record.reason, is_going_on)
-        jobs.append(Job(folder, folder.relative_to(sweep).as_posix(), settings, summary))
-    return jobs
+    for folder in order:
+        written = {name: shown(value) for name, value in settings[folder].items() if name in names}
+        if "attention" in written:  # short for model.attention
+            written["attention"] = shown(settings[folder].get("model.attention"))
+        values = typed[folder] | written
+        job = Job(
+            folder,
+            folder.relative_to(sweep).as_posix(),
+            {name: values[name] for name in names if name in values},
+            summary_of(folder, found[folder].reason, is_going_on),
+            derived={name: value for name, value in typed[folder].items() if "${" in value},
+            resolved=settings[folder],
+        )
+        jobs.append(job)
+    return distinct(jobs)
+
+
+def name_and_value(override: str) -> tuple[str, str]:
+    """Return the name and the value of an override, without Hydra's quotes."""
+    name, _, value = override.lstrip("+~").partition("=")
+    if {*"'\"\\"} & {*value}:
+        with suppress(HydraException):
+            (parsed,) = OverridesParser.create().parse_overrides([f"x={value}"])
+            text = parsed.value()
+            value = text if isinstance(text, str) else value
+    # Write 10000000000.0, as Hydra has it for 1e10, as 1e+10.
+    return name, f"{float(value):g}" if ROUND.fullmatch(value) else value
+
+
+def shown(value: Any) -> str:
+    """Return the value of a setting as a person types it, large round numbers short: 1e+10."""
+    text = format_value(value)
+    return f"{value:g}" if isinstance(value, float) and ROUND.fullmatch(f"{text}.0") else text
+
+
+def number_or_text(value: Any) -> Any:
+    """Return a value, or its text, so that equal numbers are equal: 1e-2 and 0.01."""
+    text = format_value(value)
+    for kind in (int, float):  # an int first: a seed may have more digits than a float
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def distinct(jobs: list[Job]) -> list[Job]:
+    """Return the jobs, but of finished ones that repeat each other the first alone."""
+    kept: dict[Any, Job] = {}
+    for number, job in enumerate(jobs):
+        first = kept.setdefault(job.identity if job.status == "finished" else number, job)
+        if first is not job:
+            first.repeats.append(job.name)
+    # A column tells the jobs of other code apart.
+    if len({job.summary.project_hash for job in kept.values() if job.status == "finished"}) > 1:
+        for job in kept.values():
+            job.settings |= {"project_hash": job.summary.project_hash} if job.summary.project_hash else {}
+    return [*kept.values()]
 
 
 def unreadable(file: Path) -> JobRecord:
@@ -144,12 +223,6 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
     return replace(summary, status="stopped", reason=f"ended without a word after step {summary.step or 0}")
 
 
-def settings_of(run: Path) -> list[str]:
-    """Return a run's settings as NAME=VALUE, but for its folders and its loggers."""
-    own = tuple(f"{group}." for group in (*OF_THIS_INVOCATION, "wandb", "data.cache_dir"))
-    return [f"{name}={value}" for name, value in written_settings(run).items() if not f"{name}.".startswith(own)]
-
-
 def swept_settings(jobs: list[Job]) -> list[str]:
     """Return the settings in which the jobs differ, in the order of the command line."""
     names = dict.fromkeys(name for job in jobs for name in job.settings)
@@ -164,8 +237,7 @@ def rank(jobs: list[Job]) -> list[Group]:
     # Only finished jobs are grouped; any other is a group alone.
     groups: dict[Any, Group] = {}
     for job in jobs:
-        but_seed = frozenset((name, value) for name, value in job.settings.items() if name != "seed")
-        groups.setdefault((but_seed, job.status == "finished" or job.name), []).append(job)
+        groups.setdefault((job.but_seed, job.status == "finished" or job.name), []).append(job)
     result = result_of(jobs)
     places = {"finished": 0, "failed": 2}
     return sorted(groups.values(), key=lambda group: (places.get(group[0].status, 1), cost(group, result)))
@@ -251,6 +323,7 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
         "runs": runs,
         "rows": lines,
         "best": best,
+        "repeated": [name for job in jobs for name in job.repeats],
         "columns": COLUMNS,
     }
     return fill_page("runs.html", headline(settings, read_metrics(first / RECORD)), data)
@@ -276,7 +349,16 @@ def markdown(jobs: list[Job]) -> str:
         table.append([*cells, outcome(group, result)])
     lines = markdown_lines(table)
 
-    # Warn if the results are of different seeds or texts.
+    # Tell of jobs that are left out, and warn if the results are of different seeds, code or texts.
+    repeated = [name for job in jobs for name in job.repeats]
+    if repeated:
+        names = literal_markdown(", ".join(repeated[:5]) + ", …" * (len(repeated) > 5))
+        lines += [
+            "",
+            f"Left out, for the settings and the seed of another job: {plural(len(repeated), 'job')} ({names}).",
+        ]
+    if "project_hash" in swept:
+        lines += ["", "The rows were computed by different code (project_hash): compare only those of the same."]
     finished = [group for group in groups if group[0].status == "finished"]
     seeds = {frozenset(job.settings.get("seed") for job in group) for group in finished}
     if over_seeds and len(seeds) > 1:
@@ -331,7 +413,8 @@ def comma_separated(jobs: list[Job]) -> str:
     figures = [field.name for field in fields(Summary) if field.name not in swept]
     lines: list[list[Any]] = [["job", *swept, *figures]]
     for job in chain.from_iterable(rank(jobs)):
-        settings = [job.settings.get(name) for name in swept]
+        # A setting of null is an empty field, which programs read as a missing value.
+        settings = [None if (value := job.settings.get(name)) == "null" else value for name in swept]
         lines.append([job.name, *settings, *(getattr(job.summary, name) for name in figures)])
     return csv_text(lines)
 

@@ -72,7 +72,7 @@ def in_memory(sweeper: Grid, folder: Path, result: Result) -> list[dict[str, str
         sweeper.setup(config=config, hydra_context=SimpleNamespace(config_loader=None), task_function=mock.Mock())
     sweeper.launcher.launch = launch
     sweeper.check_job = lambda job: None
-    sweeper.origin = lambda settings: ("a commit", "a text")  # of hydra/sweeper=decide
+    sweeper.fingerprint = lambda settings: "a text"  # of hydra/sweeper=decide
     return launched
 
 

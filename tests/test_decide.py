@@ -25,6 +25,7 @@ from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_
 from common.errors import SettingsError
 from docs import decide_worth as worth
 from docs.estimates import Estimate, holm, p_value, t_quantile
+from runs.origin import PROJECT_HASH, commit
 from runs.summary import Summary, read_job
 from sweeps.decide import ALPHA, Decide
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
@@ -350,7 +351,8 @@ def test_a_program_finds_everything_in_decide_json_after_every_pair(tmp_path, mo
     mla, delta = found.pop("comparisons")
     assert found == {
         **{"metric": "val_bpb", "delta": None, "max_pairs": 12, "alpha": 0.025, "seed": 3, "settings": ["max_steps=5"]},
-        **{"first": "attention=sdpa", "variants": VARIANTS[1:], "commit": "a commit", "text": "a text"},
+        **{"first": "attention=sdpa", "variants": VARIANTS[1:], "text": "a text"},
+        **{"commit": commit(), "project_hash": PROJECT_HASH},
         "code": dict.fromkeys(VARIANTS),
     }
     assert (mla["variant"], mla["verdict"], delta["verdict"]) == (VARIANTS[1], "better", "undecided after 12 pairs")
@@ -389,29 +391,54 @@ def test_the_runs_of_a_baseline_are_taken_and_a_variant_costs_its_own_alone(tmp_
     assert ("sdpa", "2") in ran and ("sdpa", "3") not in ran
 
 
-@pytest.mark.parametrize("setting", ["baseline", "confirm"])
-@pytest.mark.parametrize(
-    ("origin", "said"),
-    [
-        (("other", "a text"), "has commit=a commit, not other: "),
-        (("a commit", "other"), "has text=a text, not other: "),
-        (("a-dirty", "a text"), "is of commit=a-dirty, which does not say what code ran: commit all changes"),
-        ((None, "a text"), "is of commit=None, which does not say what code ran: commit all changes first."),
-    ],
-)
-def test_runs_of_other_code_or_another_text_are_not_taken(setting, origin, said, tmp_path):
-    asked = {"variants": VARIANTS[:2]}
-    sweeper = decide(**asked)
-    in_memory(sweeper, tmp_path / "one", noisy)
-    if "a commit, not" not in said and "a text, not" not in said:
-        sweeper.origin = lambda settings: origin
-    sweeper.sweep([])
-    sweeper = decide(**asked if setting == "baseline" else {"variants": None}, **{setting: str(tmp_path / "one")})
-    launched = in_memory(sweeper, tmp_path / "two", noisy)
-    sweeper.origin = lambda settings: origin
-    with pytest.raises(SettingsError, match=rf"^hydra.sweeper.{setting}=.*/one {re.escape(said)}"):
+@pytest.mark.parametrize("setting", ["sweep", "baseline", "confirm"])
+def test_runs_of_other_code_or_another_text_are_not_taken(setting, tmp_path, monkeypatch):
+    """By the hash of the code, whichever commit it is of, and whether git knows it at all."""
+    monkeypatch.setattr("sweeps.decide.PROJECT_HASH", "0123")
+    monkeypatch.setattr("sweeps.decide.commit", lambda: "abc-dirty")
+    swept(decide(variants=VARIANTS[:2]), tmp_path / "one", noisy)
+    others = {"sweep": {"variants": VARIANTS[:2]}, "confirm": {"variants": None, "confirm": str(tmp_path / "one")}}
+    others["baseline"] = {"variants": VARIANTS[:2], "baseline": str(tmp_path / "one")}
+    folder = tmp_path / ("one" if setting == "sweep" else "two")
+    named = "hydra.sweep.dir" if setting == "sweep" else f"hydra.sweeper.{setting}"
+
+    def refused(said: str, text: str = "a text") -> None:
+        before = (tmp_path / "one/decide.json").read_text()
+        launched = in_memory(sweeper := decide(**others[setting]), folder, noisy)
+        sweeper.fingerprint = lambda settings: text
+        with pytest.raises(SettingsError, match=rf"^{named}=.*/one {re.escape(said)}"):
+            sweeper.sweep([])
+        assert not launched and (tmp_path / "one/decide.json").read_text() == before
+        assert folder.name == "one" or not (folder / "decide.json").exists()
+
+    refused("has text=a text, not other: ", text="other")
+    monkeypatch.setattr("sweeps.decide.PROJECT_HASH", "4567")
+    refused("ran other code (commit=abc-dirty project_hash=0123) than this, 4567: restore that code, or ")
+    record = record_of(tmp_path / "one")
+    del record["project_hash"]  # as before 0.4
+    (tmp_path / "one/decide.json").write_text(json.dumps(record))
+    refused("ran other code (commit=abc-dirty project_hash=null) than this, 4567")
+    (tmp_path / "one/decide.json").write_text(json.dumps(record | {"project_hash": "4567"}))
+    monkeypatch.setattr("sweeps.decide.commit", lambda: None)
+    swept(decide(**others[setting]), folder, noisy)
+    assert record_of(folder)["commit"] == ("abc-dirty" if setting == "sweep" else None)
+
+
+def test_a_run_of_other_code_is_no_part_of_a_pair(tmp_path):
+    sweeper = decide(variants=VARIANTS[:2])
+    in_memory(sweeper, tmp_path, noisy)
+    outcome = sweeper.outcome
+
+    def of_other_code(number: int, name: str, result: object) -> Summary | str:
+        if name == "3-1":  # a parallel job that began after a file had changed
+            put_summary(tmp_path / name, project_hash="0123")
+        return outcome(number, name, result)
+
+    sweeper.outcome = of_other_code
+    with pytest.raises(SettingsError, match="1 of 1 variants stay undecided"):
         sweeper.sweep([])
-    assert not launched and not (tmp_path / "two/decide.json").exists()
+    said = "undecided, because job 3-1 ran other code (project_hash=0123)"
+    assert standing(tmp_path)["attention=mla"][:2] == [said, "2"]
 
 
 def test_a_baseline_of_other_settings_or_for_a_speed_is_refused(tmp_path):
@@ -619,7 +646,7 @@ def test_what_cannot_be_compared_is_refused_before_any_run(asked, arguments, sai
 def test_real_runs_that_are_equal_end_after_three_pairs_and_are_a_baseline_until_the_text_changes(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("pages.report.commit", lambda: "abc")
+    monkeypatch.setattr("sweeps.decide.commit", lambda: "abc")
     typed = ["-m", "hydra/sweeper=decide", *tiny(tmp_path, max_steps=1)]
     variants = "hydra.sweeper.variants=['log_interval=5','log_interval={}']"
     first = run_here(*typed, variants.format(6), "hydra.sweep.dir=one", cwd=tmp_path)

@@ -11,7 +11,6 @@ import random
 import re
 import runpy
 import statistics
-import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
@@ -27,7 +26,7 @@ from conftest import attention_maps
 
 from pages import report
 from pages.kit import shape
-from pages.report import MAP_BYTES, MAPPED, Report, commit, is_mapped
+from pages.report import MAP_BYTES, MAPPED, Report, is_mapped
 from pages.runs import POINTS, run_page, spread, thin
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, Summary, write_job, write_summary
@@ -374,14 +373,3 @@ def test_nothing_is_lost_on_any_paper(every_page):
         drawn = [drawn_on_paper(page, dict(paperWidth=x, paperHeight=y), width=1000) for x, y in sizes]
         letter, a4 = (sum(stream.count(b"Tj") for stream in found) for found in drawn)
         assert letter > 100 and a4 == pytest.approx(letter, rel=0.02)
-
-
-def test_a_copy_without_git_does_not_take_the_commit_of_a_repository_around_it(tmp_path, monkeypatch):
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
-    (tmp_path / "copy/training").mkdir(parents=True)
-    monkeypatch.setattr("pages.report.__file__", str(tmp_path / "copy/pages/report.py"))
-    assert commit() is None
-    monkeypatch.setattr("pages.report.__file__", str(tmp_path / "pages/report.py"))
-    assert commit()

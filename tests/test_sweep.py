@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import io
+import json
 import os
 import re
 import runpy
@@ -15,16 +16,20 @@ import statistics
 import subprocess
 import sys
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, chdir
+from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from browser import data_of
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from sweeping import (
+    ROOT,
     cells,
     command,
     in_memory,
@@ -41,11 +46,13 @@ from cli.composition import check_job, register_schema
 from cli.overrides import CONF
 from common.errors import SettingsError
 from common.files import is_locked
+from common.text import quote
+from docs.compare import Comparison
 from docs.recorded import recorded_jobs
 from hydra_plugins._tinygpt import AfterJob
-from runs.directory import lock_run
+from runs.directory import lock_run, written_settings
 from runs.metrics import read_metrics
-from runs.summary import JobRecord, begin_job, fail_job, read_job
+from runs.summary import JobRecord, begin_job, fail_job, read_job, read_summary
 from sweeps.compositions import Compositions
 from sweeps.grid import Grid
 from sweeps.leaderboard import (
@@ -117,6 +124,143 @@ def test_seeds_share_a_row_with_their_mean_and_deviation_and_have_lines_of_their
     unequal = "Some rows are means over other seeds than the rest"
     put_job(tmp_path, 7, "attention=sdpa", "seed=7")
     assert unequal not in markdown(jobs) and unequal in markdown(read_jobs(tmp_path))
+
+
+REPEATED = [
+    # The overrides of two jobs, their seed apart; a value by its default, by another spelling, by another name.
+    (["optimizer.lr=0.01"], ["optimizer.lr=1e-2"]),
+    (["optimizer.lr=0.02"], []),
+    (["attention=sdpa"], ["model.attention=sdpa"]),
+    (["max_steps=2"], ["max_steps=2.0"]),
+    (["log_interval=${max_steps}"], ["log_interval=2"]),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), REPEATED, ids=str)
+def test_a_run_that_is_there_twice_counts_once_in_tables_pages_and_comparisons(one, other, tmp_path):
+    """As in folders of earlier versions, which ran both."""
+    shared = tiny(tmp_path, max_steps=2)
+    for name, typed in (("one", one), ("other", other)):
+        result = run_here("-m", "seed=1,2", *shared, *typed, f"hydra.sweep.dir=sweep/{name}", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    losses = [read_summary(tmp_path / f"sweep/one/{job}").val_bpb for job in "01"]
+    for folder in ("sweep", "runs"):  # with the jobs' records, and as a folder of runs
+        if folder == "runs":
+            shutil.copytree(tmp_path / "sweep", tmp_path / "runs")
+            for record in tmp_path.glob("runs/*/*/job.json"):
+                record.unlink()
+        text = write_leaderboard(tmp_path / folder)
+        (row,) = cells(text)[1:]
+        assert row[-1] == f"{statistics.mean(losses):.4f} ± {statistics.stdev(losses):.4f}", text
+        assert "Left out, for the settings and the seed of another job: 2 jobs (other/0, other/1)." in text
+        data = data_of(tmp_path / folder / "report.html")
+        assert [line["runs"] for line in data["rows"]] == [["one/0", "one/1"]] and len(data["runs"]) == 2
+        assert data["repeated"] == ["other/0", "other/1"]
+        table = list(csv.DictReader((tmp_path / folder / "leaderboard.csv").open()))
+        assert [job["seed"] for job in table] == ["1", "2"]
+        kept = tmp_path / f"kept_{folder}"
+        kept.mkdir()
+        with (kept / "leaderboard.csv").open("w") as file:  # as of an earlier version, with all four
+            writer = csv.DictWriter(file, table[0])
+            writer.writeheader()
+            writer.writerows([*table, *(job | {"job": f"again/{job['job']}"} for job in table)])
+        for place in (tmp_path / folder, kept):
+            comparison = Comparison(place)
+            (picks,) = comparison.picks.values()
+            assert [pick.bpb for pick in picks.values()] == pytest.approx(losses) and picks.keys() == {"1", "2"}
+
+
+def test_seeds_that_differ_in_their_last_digit_are_two(tmp_path):
+    for number, seed in enumerate((2**62 + 1, 2**62)):
+        put_job(tmp_path, number, f"seed={seed}", val_bpb=1.0 + number)
+    assert cells(markdown(read_jobs(tmp_path)))[1][-1] == "1.5000 ± 0.7071"
+
+
+def test_a_run_from_other_weights_or_of_a_failed_or_stopped_job_is_no_repetition(tmp_path):
+    for number, (init_from, status) in enumerate([("null", "finished"), ("a", "finished"), ("a", "stopped")]):
+        put_job(tmp_path, number, "seed=1", f"init_from={init_from}", status=status)
+        (tmp_path / f"{number}/config.yaml").write_text(f"seed: 1\ninit_from: {init_from}\nrun_dir: {number}\n")
+        (tmp_path / f"{number}/job.json").unlink()
+    assert [(job.status, job.repeats) for job in read_jobs(tmp_path)] == [("finished", [])] * 2 + [("stopped", [])]
+    assert len(cells(markdown(read_jobs(tmp_path)))) == 4
+
+
+def test_seeds_share_a_row_where_another_setting_follows_from_the_seed(tmp_path):
+    for seed in (1, 2):
+        job = put_job(tmp_path, seed, f"seed={seed}", "data.tales.seed=${seed}", "attention=sdpa", val_bpb=float(seed))
+        (job / "config.yaml").write_text(f"seed: {seed}\ndata: {{tales: {{seed: {seed}}}}}\n")
+    (row,) = cells(markdown(read_jobs(tmp_path)))[1:]
+    assert row[:2] == ["1, 2", "1, 2"] and row[-1] == "1.5000 ± 0.7071"
+
+
+TYPED = {  # values as they may be typed, and as config.yaml has them
+    "model.n_kv_head": ("null", None),
+    "model.n_head": ("1", 1),
+    "optimizer.embedding_lr": ("NULL", None),
+    "optimizer.lr": ("1e-3", 1e-3),
+    "max_flops": ("1e10", 1e10),
+    "model.bias": ("True", True),
+    "model.ngrams": ("[2,3]", [2, 3]),
+    "model.norm_eps": ("1e-7", 1e-7),
+    "attention": ("sdpa+gate", "sdpa+gate"),
+    "log_interval": ("${max_steps}", 1),
+}
+READERS = {
+    "pandas": lambda pandas, file: pandas.read_csv(file).to_dict("records"),
+    "polars": lambda polars, file: polars.read_csv(file).to_dicts(),
+    "duckdb": lambda duckdb, file: [
+        dict(zip(found.columns, row, strict=True)) for found in [duckdb.read_csv(str(file))] for row in found.fetchall()
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def odd_values(tmp_path_factory) -> Path:
+    """A folder of two sweeps over odd values, each with its default."""
+    folder = tmp_path_factory.mktemp("odd")
+    shared = tiny(folder, max_steps=1, **{"model.n_kv_head": 1})
+    shutil.copy(folder / "text.txt", odd := folder / 'my, "text" (1).txt')
+    variants = ["", *(f"{name}={typed}" for name, (typed, _) in TYPED.items())]
+    for number, asked in enumerate(
+        (
+            [*shared, f"hydra.sweeper.variants={json.dumps(variants)}"],
+            [*shared[1:], f"data.path={folder}/text.txt,{quote(odd)}", f"sample_prompt={quote(PROMPT)}", "seed=7"],
+        )
+    ):
+        result = run_here("-m", *asked, f"hydra.sweep.dir=sweep/{number}", cwd=folder)
+        assert result.returncode == 0, result.stderr
+    write_leaderboard(folder / "sweep")
+    return folder / "sweep"
+
+
+PROMPT = "don,t \"stop\": 'x'\n\\ é"
+
+
+@pytest.mark.parametrize("library", READERS)
+def test_programs_read_the_values_of_config_yaml_from_the_table(library, odd_values):
+    rows = READERS[library](pytest.importorskip(library), odd_values / "leaderboard.csv")
+    read = {row["job"]: row for row in rows}
+    assert len(read) == len(TYPED) + 3 and {*TYPED, "data.path", "sample_prompt"} <= rows[0].keys()
+    for job, row in read.items():
+        written = written_settings(odd_values / job) | asdict(read_summary(odd_values / job))
+        for name in rows[0].keys() - {"job", "peak_memory_mb"}:  # which is not known for a job of a sweep on a CPU
+            wanted, found = written["model.attention" if name == "attention" else name], row[name]
+            is_missing = found is None or found != found
+            if wanted in (None, ""):  # CSV does not tell them apart
+                assert is_missing or found == "", (job, name, found)
+            else:
+                assert found == (str(wanted).replace(" ", "") if isinstance(wanted, list) else wanted), (job, name)
+    changed = {name: {str(row[name]) for row in rows} for name in TYPED}
+    assert all(len(values) > 1 for values in changed.values()), changed
+
+
+def test_a_program_counts_missing_values_as_a_group_of_their_own(odd_values):
+    """As docs/sweeps.md has it."""
+    pandas = pytest.importorskip("pandas")
+    (line,) = re.findall("`(pandas.*groupby.*)`", (ROOT / "docs/sweeps.md").read_text(encoding="utf-8"))
+    with chdir(odd_values):
+        means = eval(line, {"pandas": pandas})
+    assert means.index.isna().sum() == 1 and len(means) == 2
 
 
 def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_marked(tmp_path):

@@ -16,6 +16,7 @@ from model.heads import head_statistics
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token
 from runs.directory import open_log
 from runs.metrics import Evaluation, Row, finite, is_number, read_metrics
+from runs.origin import PROJECT_HASH, commit
 from runs.summary import NUMBERS, Summary, sentence_of, write_summary
 from training.device import peak_memory, reset_peak_memory
 from training.evaluation import first_sequences
@@ -75,6 +76,8 @@ class SummaryFile(Logger):
             status=status,
             reason=reason,
             device=run.device.type,
+            commit=commit(),
+            project_hash=PROJECT_HASH,
             code_hash=run.config.code_hash,
             seed=run.config.seed,
             step=step,

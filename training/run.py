@@ -24,6 +24,7 @@ from model.weights import plain_weights
 from runs.checkpoint import Meta, Progress
 from runs.checkpointer import AsyncCheckpointer
 from runs.directory import log_sizes
+from runs.origin import PROJECT_HASH
 from training import __version__
 from training.config import TrainConfig
 from training.distributed import Ranks
@@ -258,6 +259,7 @@ class Run:
             "compiled": self.compiled,
             "torch": torch.__version__,
             "tinygpt": __version__,
+            "project_hash": PROJECT_HASH,
         }
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -327,14 +328,21 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
         replace_text(directory / "config.yaml", written)
         log_to(directory, log_handler, stack)
 
-    # Tell where a resumed run goes on, and whether its last bits may differ.
+    # Tell where a resumed run goes on, and whether its results may differ.
     if saved:
         log.info("resuming at step %d of %s", run.progress.step, directory)
-        before = saved.meta.computed_on
-        now = run.computed_on().items()
-        changes = [f"{name} {value} (was {before.get(name)})" for name, value in now if value != before.get(name)]
-        if changes:
-            log.info(
-                "with %s: the same text in the same order, but results differ by rounding, and dropout may",
-                ", ".join(changes),
-            )
+        tell_changes(saved.meta.computed_on, run.computed_on())
+
+
+def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Log the facts, besides the settings, that have changed since a run was saved."""
+    changes = [f"{name} {value} (was {before.get(name)})" for name, value in now.items() if value != before.get(name)]
+    code = [change for change in changes if change.startswith("project_hash ")]
+    machine = [change for change in changes if change not in code]
+    if code:
+        log.warning("the project's code has changed, so results may differ: %s", *code)
+    if machine:
+        log.info(
+            "with %s: the same text in the same order, but results differ by rounding, and dropout may",
+            ", ".join(machine),
+        )

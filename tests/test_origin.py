@@ -1,0 +1,182 @@
+"""A run's code has a hash: whoever changes it, git or not, a run, a sweep and a comparison tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sweeping import ROOT, put_job, run_here, tiny
+
+from runs.origin import PACKAGES, PROJECT_HASH, commit, commit_of, hash_of_code
+from runs.summary import read_summary
+from sweeps.leaderboard import markdown, read_jobs, write_leaderboard
+from train import train
+
+
+def copy_code(place: Path) -> Path:
+    """A copy of the files that a run needs."""
+    place.mkdir()
+    shutil.copy(ROOT / "train.py", place)
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return place
+
+
+CHANGES = {
+    "a line": lambda at: (at / "model/gpt.py").open("a").write("# other\n"),
+    "a preset": lambda at: (at / "conf/experiment/heads.yaml").open("a").write("# other\n"),
+    "the command": lambda at: (at / "train.py").open("a").write("\n"),
+    "a new file": lambda at: (at / "model/attention/new.py").touch(),
+    "a file less": lambda at: (at / "data/tales.py").unlink(),
+    "another name": lambda at: (at / "data/tales.py").rename(at / "data/tales2.py"),
+    "another place": lambda at: (at / "data/tales.py").rename(at / "runs/tales.py"),
+    "two that changed places": lambda at: [
+        (at / "data/tales.py").rename(at / "x"),
+        (at / "data/tasks.py").rename(at / "data/tales.py"),
+        (at / "x").rename(at / "data/tasks.py"),
+    ],
+}
+NO_CHANGES = {
+    "another command": lambda at: (at / "sample.py").write_text("x"),
+    "a page": lambda at: (at / "docs").mkdir() or (at / "docs/x.py").touch(),
+    "a test": lambda at: (at / "tests").mkdir() or (at / "tests/x.py").touch(),
+    "a file of one's own": lambda at: (at / "mine.py").touch(),
+    "a compiled file": lambda at: (at / "model/gpt.pyc").touch(),
+    "a hidden file": lambda at: (at / "model/.gpt.py").touch(),
+    "a lock of an editor": lambda at: (at / "model/.#gpt.py").symlink_to("me@host"),
+    "the time": lambda at: os.utime(at / "model/gpt.py", (1, 1)),
+    "line ends": lambda at: (at / "model/gpt.py").write_bytes(
+        (at / "model/gpt.py").read_bytes().replace(b"\n", b"\r\n")
+    ),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, *NO_CHANGES])
+def test_the_hash_is_of_all_that_a_run_imports_and_of_nothing_else(change, tmp_path):
+    copied = copy_code(tmp_path / "copy")
+    assert hash_of_code(copied) == hash_of_code(ROOT) == PROJECT_HASH
+    (CHANGES | NO_CHANGES)[change](copied)
+    assert (hash_of_code(copied) == PROJECT_HASH) == (change in NO_CHANGES)
+
+
+def test_every_module_of_ours_that_a_run_imports_counts(tmp_path):
+    script = """import sys
+from cli.hydra_command import run_train_command
+sys.argv[1:] = [*sys.argv[1:], "run_dir=run"]
+run_train_command()
+for module in list(sys.modules.values()):
+    file = getattr(module, "__file__", None) or ""
+    if file.startswith(sys.path[0]):
+        print("MODULE", file)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[0] = {str(ROOT)!r}\n{script}", *tiny(tmp_path, max_steps=1)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    modules = [Path(line[7:]) for line in found.stdout.splitlines() if line.startswith("MODULE ")]
+    assert len(modules) > 60, found.stderr
+    assert {file.relative_to(ROOT).parts[0] for file in modules} <= {"train.py", *PACKAGES}
+
+
+def test_a_copy_without_git_does_not_take_the_commit_of_a_repository_around_it(tmp_path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    (tmp_path / "copy").mkdir()
+    assert commit_of(tmp_path / "copy") is None and commit_of(tmp_path)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_names_its_code_and_one_that_resumes_with_other_code_says_so(train_config, monkeypatch, caplog):
+    train_config = replace(train_config, sample_tokens=0, max_steps=2)
+    train(train_config)
+    run = Path(train_config.run_dir)
+    meta = json.loads((run / "checkpoints/last/meta.json").read_text())
+    summary = read_summary(run)
+    assert meta["computed_on"]["project_hash"] == summary.project_hash == PROJECT_HASH
+    assert summary.commit == commit()
+    again = replace(train_config, resume=str(run), max_steps=3)
+    train(again)
+    assert "results may differ" not in caplog.text and "results differ" not in caplog.text
+    monkeypatch.setattr("training.run.PROJECT_HASH", "0123")
+    train(replace(again, max_steps=4))
+    said = f"the project's code has changed, so results may differ: project_hash 0123 (was {PROJECT_HASH})"
+    assert said in caplog.messages and "results differ by rounding" not in caplog.text
+
+
+def test_a_table_tells_rows_of_other_code_apart(tmp_path):
+    for number, (seed, code) in enumerate([(1, "aa"), (2, "aa"), (3, "bb"), (1, "bb")]):
+        put_job(tmp_path, number, f"seed={seed}", project_hash=code, val_bpb=1.0 + number / 10)
+    text = markdown(read_jobs(tmp_path))
+    rows = [line.split(" | ") for line in text.splitlines()[2:4]]
+    assert [(row[0], row[1]) for row in rows] == [("| 1, 2", "aa          "), ("| 3, 1", "bb          ")], text
+    assert "The rows were computed by different code (project_hash): compare only those of the same." in text
+    for number in range(4):
+        put_job(tmp_path, number, f"seed={number}", project_hash="aa")
+    assert "project_hash" not in markdown(read_jobs(tmp_path))
+    write_leaderboard(tmp_path)
+    assert (tmp_path / "leaderboard.csv").read_text().splitlines()[0].count("project_hash") == 1
+
+
+def test_a_sweep_that_goes_on_with_other_code_is_refused_unless_that_is_allowed(tmp_path, monkeypatch):
+    asked = ["-m", "hydra.sweep.dir=here", *tiny(tmp_path, max_steps=1)]
+    assert run_here("seed=1", *asked, cwd=tmp_path).returncode == 0
+    monkeypatch.setattr("sweeps.grid.PROJECT_HASH", "0123")
+    monkeypatch.setattr("training.log.PROJECT_HASH", "0123")
+    refused = run_here("seed=1,2", *asked, cwd=tmp_path)
+    ran = f"commit={commit()} project_hash={PROJECT_HASH}"
+    said = f"hydra.sweep.dir=here has runs of other code ({ran}) than this, 0123: restore that code, name "
+    assert refused.stderr.startswith(f"error: {said}") and refused.stderr.count("\n") == 1
+    allowed = run_here("seed=1,2", *asked, "allow_changes=true", cwd=tmp_path)
+    assert allowed.returncode == 0 and "job 0 is finished already" in allowed.stdout, allowed.stderr
+    assert "computed by different code" in (tmp_path / "here/leaderboard.md").read_text()
+    again = run_here("seed=1,2", *asked, "allow_changes=true", cwd=tmp_path)
+    assert again.stdout.count("is finished already") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkout", ["clean", "dirty", "none", "zip"])
+def test_a_comparison_goes_on_with_its_code_alone_whatever_git_knows(checkout, tmp_path):
+    """In a clean and a dirty checkout, in a copy without git, and in one that was unpacked elsewhere."""
+    place = copy_code(tmp_path / "code")
+    settings = tiny(tmp_path, max_steps=2)
+    git = ["git", "-C", str(place), "-c", "user.name=a", "-c", "user.email=a@b"]
+
+    def keep() -> None:
+        if checkout in ("clean", "dirty"):
+            for step in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+                subprocess.run([*git, *step], check=True, capture_output=True)
+
+    def compare(where: Path) -> subprocess.CompletedProcess:
+        asked = ["-m", "hydra/sweeper=decide", "hydra.sweeper.max_pairs=6", "hydra.sweeper.give_up=2"]
+        asked += ["hydra.sweeper.variants=['model.n_head=1','model.n_head=2']", f"hydra.sweep.dir={tmp_path}/here"]
+        command = [sys.executable, str(where / "train.py"), *asked, *settings]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+
+    keep()
+    if checkout == "dirty":
+        (place / "model/gpt.py").open("a").write("# mine\n")
+    first = compare(place)
+    assert first.returncode == 0, first.stderr
+    if checkout == "zip":
+        shutil.make_archive(str(tmp_path / "packed"), "zip", place)
+        shutil.unpack_archive(tmp_path / "packed.zip", place := tmp_path / "unpacked")
+    again = compare(place)
+    assert again.returncode == 0 and "job 0 is finished already" in again.stdout, again.stderr
+    (place / "docs").mkdir()
+    (place / "docs/page.md").write_text("A page changes no run.\n")
+    keep()
+    assert compare(place).returncode == 0
+    (place / "model/gpt.py").open("a").write("# another\n")
+    if checkout == "clean":
+        keep()
+    other = compare(place)
+    assert other.returncode == 1 and " ran other code (commit=" in other.stderr and other.stderr.count("\n") == 1
