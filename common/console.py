@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -47,12 +47,22 @@ def in_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
-def progress_bar(**options: Any) -> "tqdm[NoReturn]":
-    """Return a tqdm bar, hidden in a sweep's worker and on a dumb terminal."""
+class Bar(tqdm):
+    """A tqdm bar without tqdm's thread, and without its lock for processes, which fixes how they start."""
+
+    monitor_interval = 0
+
+
+Bar.set_lock(threading.RLock())
+
+
+def progress_bar(**options: Any) -> Bar:
+    """Return a bar, hidden in a sweep's worker and on a dumb terminal."""
     is_worker = parent_process() is not None
     # None lets tqdm hide the bar if stderr is no terminal, which a notebook's never is.
     disable = False if in_notebook() else os.environ.get("TERM") == "dumb" or None
-    return tqdm(disable=is_worker or disable, dynamic_ncols=True, **options)
+    # Without its thread a bar must ask for the time at each update, or it would stand still when steps become slow.
+    return Bar(disable=is_worker or disable, dynamic_ncols=True, miniters=1, **options)
 
 
 def ending_signals() -> list[int]:
@@ -78,7 +88,8 @@ class Signals:
 
     def __exit__(self, kind: type | None, *error: object) -> None:
         for number, handler in self.earlier.items():
-            signal.signal(number, handler)
+            if handler is not None:  # of a library, in C: Python can neither name it nor set it again
+                signal.signal(number, handler)
         # The signal came too late to stop this run, but it ends a sweep.
         if self.received and not kind:
             raise SystemExit(128 + self.received)

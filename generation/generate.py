@@ -51,8 +51,8 @@ def generate(
     """Yield the continuations of `prompts` (from encode_prompt) as chunks of text.
 
     Each prompt has one sample, which ends where the model ends the document, before the first of params.stop, or after
-    params.max_new_tokens. The model's mode (train or eval) is restored. Raises FloatingPointError when logits are not
-    finite.
+    params.max_new_tokens. Whenever a piece of text is yielded, the model is in the mode (train or eval) that it had.
+    Raises FloatingPointError when logits are not finite.
     """
     prompts = [prompt[-model.config.block_size :] for prompt in prompts]
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
@@ -60,42 +60,42 @@ def generate(
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     allowed = allowed_ids(tokenizer, model)
     decoder = Decoder(model)
-    with eval_mode(model):
-        # 1) Prefill: read the prompts. From here on each row of the batch is a sample.
-        logits = decoder.prefill(prompts, params.max_new_tokens)  # (B, V)
-        samples = list(range(len(prompts)))  # the sample in each row
-        for remaining in reversed(range(params.max_new_tokens)):
-            # 2) Draw the next token of each row, on the device.
-            finite = logits.isfinite().all()
-            if allowed is not None:  # an id without a text is never drawn
-                logits = logits.masked_fill(~allowed, -torch.inf)
-            filtered = filter_logits(logits, params)
-            if params.temperature == 0:
-                drawn = filtered.argmax(-1)  # (B,)
-            else:
-                uniform = [torch.rand(1, generator=generators[number]) for number in samples]
-                drawn = sample(filtered, torch.cat(uniform))
 
-            # 3) Read tokens and flag in one transfer: a step waits for the device only here.
-            *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
-            if not is_finite:
-                raise FloatingPointError("its logits are not finite")
+    # 1) Prefill: read the prompts. From here on each row of the batch is a sample.
+    logits = decoder.prefill(prompts, params.max_new_tokens)  # (B, V)
+    samples = list(range(len(prompts)))  # the sample in each row
+    for remaining in reversed(range(params.max_new_tokens)):
+        # 2) Draw the next token of each row, on the device.
+        finite = logits.isfinite().all()
+        if allowed is not None:  # an id without a text is never drawn
+            logits = logits.masked_fill(~allowed, -torch.inf)
+        filtered = filter_logits(logits, params)
+        if params.temperature == 0:
+            drawn = filtered.argmax(-1)  # (B,)
+        else:
+            uniform = [torch.rand(1, generator=generators[number]) for number in samples]
+            drawn = sample(filtered, torch.cat(uniform))
 
-            # 4) Yield the text that no later token can change.
-            alive = []  # the rows of the samples that have not ended
-            for row, (number, token) in enumerate(zip(samples, tokens, strict=True)):
-                text, finish = detokenizers[number].feed(token, last=not remaining)
-                if text or finish:
-                    yield Chunk(number, text, finish)
-                if finish is None:
-                    alive.append(row)
-            if not alive:
-                return
+        # 3) Read tokens and flag in one transfer: a step waits for the device only here.
+        *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
+        if not is_finite:
+            raise FloatingPointError("its logits are not finite")
 
-            # 5) Drop the rows that have ended, and feed the others their tokens.
-            samples = [samples[row] for row in alive]
-            decoder.take(alive)
-            logits = decoder.step([tokens[row] for row in alive])
+        # 4) Yield the text that no later token can change.
+        alive = []  # the rows of the samples that have not ended
+        for row, (number, token) in enumerate(zip(samples, tokens, strict=True)):
+            text, finish = detokenizers[number].feed(token, last=not remaining)
+            if text or finish:
+                yield Chunk(number, text, finish)
+            if finish is None:
+                alive.append(row)
+        if not alive:
+            return
+
+        # 5) Drop the rows that have ended, and feed the others their tokens.
+        samples = [samples[row] for row in alive]
+        decoder.take(alive)
+        logits = decoder.step([tokens[row] for row in alive])
 
 
 def generate_text(model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int) -> Iterator[str]:
@@ -114,6 +114,7 @@ class Decoder:
 
     def __init__(self, model: GPT) -> None:
         self.model = model
+        self.trains = any(part.training for part in model.modules())
         self.device = model.token_embedding.weight.device
         # Both only make a step on a CPU faster: a token of a single text goes through model/row.py, not the layers.
         store_by_columns(model)
@@ -169,7 +170,10 @@ class Decoder:
     def _forward(self, tokens: Tokens, doc_starts: DocStarts = None) -> Logits:
         """Return the logits after the last token, in float32."""
         is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
-        with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
+        # Between two tokens the mode is the caller's, who may train meanwhile. To set that of all parts takes time.
+        mode = eval_mode(self.model) if self.trains or self.model.training else nullcontext()
+        kernels = sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext()
+        with mode, kernels:
             x = self.model.hidden(
                 copy_to(self.device, tokens),
                 doc_starts=doc_starts,

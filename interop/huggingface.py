@@ -191,7 +191,8 @@ def from_huggingface(where: str) -> GPT:
     where: a folder or a name on the hub. Raises HuggingFaceError if a GPT cannot express it.
     """
     config, read = read_huggingface(where)
-    model = GPT(config)
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers do not depend on it
+        model = GPT(config)
     with importing(where):
         load_weights(model, {name: read(name) for name, _ in model.named_parameters()})
     return model.eval()

@@ -183,12 +183,27 @@ def keep_freed_memory() -> None:
     page fault per page, which took half the time of a small model's training step. In exchange the process never
     shrinks.
     """
-    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # of malloc.h
+    _set_malloc(mmap_threshold=32 << 20, trim_threshold=2**31 - 1, top_pad=64 << 20)  # the first is the most it takes
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """keep_freed_memory() inside; afterwards glibc's defaults, and the memory goes back to the system."""
+    keep_freed_memory()
+    try:
+        yield
+    finally:
+        _set_malloc(mmap_threshold=128 << 10, trim_threshold=128 << 10, top_pad=128 << 10)
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _set_malloc(*, mmap_threshold: int, trim_threshold: int, top_pad: int) -> None:
     with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 32 << 20)  # the most it takes
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(top_pad, 64 << 20)
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, mmap_threshold)  # the numbers are of malloc.h
+        mallopt(-1, trim_threshold)
+        mallopt(-2, top_pad)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

@@ -71,10 +71,13 @@ def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shap
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module in eval mode, and afterwards in its former mode."""
-    was_training = module.training
+    """Put a module in eval mode, and afterwards it and each part of it in their former modes."""
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        module.train(was_training)
+        module.train(modes[0][1])
+        for part, was_training in modes:
+            if part.training != was_training:
+                part.training = was_training

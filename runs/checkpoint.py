@@ -270,7 +270,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     config = read_settings(path, meta)
     with readable(path):
-        model = GPT(config)
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers do not depend on it
+            model = GPT(config)
         weights = load_file(path / WEIGHTS)
         load_weights(model, weights)
         for name, tensor in weights.items():

@@ -24,7 +24,7 @@ from data.config import TokenizerConfig
 from data.prepare import TokenDataset
 from data.tasks import Data
 from data.tokenizer import make_tokenizer
-from model.cpu import keep_freed_memory
+from model.cpu import freed_memory_kept
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
@@ -32,6 +32,7 @@ from training.config import TrainConfig
 from training.device import DEVICES, choose_device, choose_precision, fast_products
 from training.distributed import Ranks, with_recompute
 from training.evaluation import score_batch, targets_scored
+from training.guest import generator_kept, process_kept
 from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
@@ -145,6 +146,7 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
     return Run(config, device, precision, data, model, ddp_model=model)
 
 
+@process_kept()
 def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     """Return the report of dry_run=true: the first lines of the run, and its price.
 
@@ -173,7 +175,8 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     if config.plan.device:
         price = on_gpu(train_step, config, flops, data)
     else:
-        price = here(train_step, config, device, flops, data)
+        with freed_memory_kept(), generator_kept(device):  # as in a run
+            price = here(train_step, config, device, flops, data)
     lines = [
         *describe(config, data, model),
         f"weights   {parts}{tied}, for {config.model.vocab_size:,} ids",
@@ -194,15 +197,13 @@ def here(
     """Return the lines about memory, time and the best size here, measured if a step fits."""
     # Predict the memory, and stop if there is too little.
     refuse_too_large(config, device, Ranks())
-    if device.type == "cpu":
-        keep_freed_memory()
     precision = choose_precision(config.precision, device)
     micro = config.micro_batch_size or config.batch_size
     memory = predict_memory(train_step, config, micro, precision, on_gpu=device.type == "cuda")
     free, _ = memory_of(device)
     lines = [str(memory)]
     if device.type == "cpu":
-        # At most 1.74 times as much was measured, with glibc and keep_freed_memory().
+        # At most 1.74 times as much was measured, with glibc and freed_memory_kept().
         lines.append("          counts tensors alone; the allocator may keep 1.8 times as much")
     if max(memory.peak, memory.evaluation) > free:
         lower = "micro_batch_size" if memory.peak > free else f"eval_batch_size={config.eval_batch_size}"

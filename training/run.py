@@ -28,6 +28,7 @@ from runs.origin import PROJECT_HASH
 from training import __version__
 from training.config import TrainConfig
 from training.distributed import Ranks
+from training.guest import seed_generators
 from training.optimizer import AdamW, Muon, make_optimizers, optimizer_state
 
 log = logging.getLogger("tinygpt")
@@ -144,7 +145,7 @@ class Run:
         # Step and sequence alone decide: a resumed run draws the same, and so do other processes with micro-batches of
         # this size.
         digest = hashlib.sha256(f"dropout {self.config.seed} {step} {first}".encode()).digest()
-        torch.manual_seed(int.from_bytes(digest[:8], "little"))
+        seed_generators(int.from_bytes(digest[:8], "little"), self.device)
 
     def count_skipped(self, skip: Tensor) -> None:
         """Count a skipped step if `skip`, a bool on the device, is true."""

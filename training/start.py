@@ -27,7 +27,7 @@ from data.texts import Source
 from data.tokenizer import read_tokenizer
 from model.attention.check import moved_layer, refuse_leak, unreached
 from model.attention.code import explained, run_code
-from model.cpu import keep_freed_memory
+from model.cpu import freed_memory_kept
 from model.gpt import GPT
 from model.layers import eval_mode
 from model.size import count_weights, memory_of, without_weights
@@ -39,6 +39,7 @@ from training.config import TrainConfig
 from training.device import can_compile, choose_device, choose_precision, memory_errors
 from training.distributed import Ranks, parallelize, with_recompute
 from training.evaluation import first_sequences
+from training.guest import WORKSPACE, generator_kept, process_kept, seed_generators
 from training.optimizer import load_optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
@@ -54,13 +55,13 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
     """Build a new run, or resume one, after checks of the settings.
 
     The run's config also has the settings that data and pretrained weights decide, such as model.vocab_size; `config`
-    stays as it is. Seeds torch's generators. While the run is open, its directory is locked, its log is written and
-    signals are recorded. Closing waits for the last save.
+    stays as it is. While the run is open, its directory is locked, its log is written and signals are recorded. Closing
+    waits for the last save, and gives back what the run has set for its whole process.
     """
     # Check the settings, and convert their types: a Path becomes a str, an np.int64 an int.
     config = from_arguments(TrainConfig, [], config)
     ranks = Ranks.of_torchrun()
-    with ExitStack() as stack:
+    with process_kept(), ExitStack() as stack:
         # Set up the process: its log, device and ranks.
         log.disabled = not ranks.is_first
         if in_notebook() and not log.handlers:
@@ -69,9 +70,10 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
         log.addHandler(log_handler)
         stack.callback(log.removeHandler, log_handler)
         device = choose_device(config.device, ranks.local_rank, ranks.local_size)
+        stack.enter_context(generator_kept(device))
         ranks.join(device)
         if device.type == "cpu":
-            keep_freed_memory()
+            stack.enter_context(freed_memory_kept())
         config = replace(config, code_hash=run_code(config.code, VOCABULARIES))
         check_machine(config, device, ranks)
 
@@ -108,7 +110,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
 
     # Build the model, with its weights. Rank 0 reads them; parallelize() gives them to the others.
     precision = choose_precision(config.precision, device)
-    torch.manual_seed(config.seed)
+    seed_generators(config.seed, device)
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
     with memory_errors(f"the model's weights are more than the memory of {device} holds", lower):
         model = with_recompute(GPT(config.model).to(device), config)
@@ -220,7 +222,7 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
 
     # Set determinism, only if it changes: that imports torch's compiler, which takes longer than torch itself.
     if config.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic with this one
+        os.environ[WORKSPACE] = ":4096:8"  # cuBLAS is deterministic with this one
         torch.backends.cudnn.benchmark = False
     if config.deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(config.deterministic)
@@ -231,7 +233,7 @@ def try_code(config: TrainConfig) -> None:
     length = min(config.model.block_size, 1024)  # a leak may need a long text
     for layer, name in enumerate(config.model.attention.split("/")):
         settings = replace(config.model.at(layer), vocab_size=FEWEST_IDS)
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         tried = moved_layer(settings)
         x = torch.randn(3, length, settings.n_embd)
         refuse_leak(name, tried, x)

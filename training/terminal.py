@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from common.console import progress_bar
+from common.console import Bar, progress_bar
 from common.text import command, hydra_quoted, plural
 from data.prepare import TokenDataset
 from data.tasks import HELD_OUT, Data
@@ -50,7 +50,7 @@ class Terminal(Logger):
             loggers = [
                 each for each in (logging.root, log) if any(type(h) is logging.StreamHandler for h in each.handlers)
             ]
-            self.display.enter_context(logging_redirect_tqdm(loggers))
+            self.display.enter_context(logging_redirect_tqdm(loggers, Bar))
         self.last_line = time.monotonic()
         self.figures = ""
         peak = peak_flops(run.device)

@@ -3,6 +3,7 @@
 import logging
 import os
 import shlex
+import sys
 from dataclasses import asdict
 from typing import Literal, cast
 
@@ -45,6 +46,7 @@ class Wandb(Logger):
         # Leave the project to a wandb sweep, which sets it. wandb itself reads entity and tags from the environment.
         project = settings.project or os.environ.get("WANDB_PROJECT") or (None if IN_WANDB_SWEEP else "tinygpt")
         name = settings.name or os.environ.get("WANDB_NAME") or run.directory.name
+        self.hooks = sys.exit, sys.excepthook  # wandb takes their place, and does not give it back
         self.session = wandb.init(
             project=project,
             entity=settings.entity,
@@ -78,7 +80,8 @@ class Wandb(Logger):
             if page.is_file():
                 self.session.log({"report": wandb.Html(str(page), inject=False)}, step=self.run.progress.step)
         finally:
-            # Without finish() wandb's process would stay.
+            # Without finish() the run would stay open.
             self.session.finish(exit_code=int(error is not None))
+            sys.exit, sys.excepthook = self.hooks
         offline = f"wandb sync {shlex.quote(str(self.run.directory / 'wandb'))}/offline-run-*-{self.session.id}*"
         log.info("wandb     %s", offline if self.session.offline else self.session.url)

@@ -268,7 +268,7 @@ def main(arguments: list[str]) -> int:
     # Run the files first: they register names.
     attentions = run_codes(arguments)
     file = next((argument.removeprefix("code=") for argument in arguments if argument not in attentions), None)
-    with explained(file):
+    with explained(file), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return check_all(attentions)
 
 

@@ -1,0 +1,75 @@
+"""What a run changes in its process, and gives back: the process belongs to the program that calls train()."""
+
+import logging
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+log = logging.getLogger("tinygpt")
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+@contextmanager
+def process_kept() -> Iterator[None]:
+    """Give back, also after an error, what a run sets for its whole process.
+
+    These are the generators of torch's CPU, numpy and Python, the flags of determinism, CUDA's current device, the
+    filters of warnings, and whether the log is disabled. Signal handlers, float32 products, a GPU's generator and the
+    handlers of the log have contexts of their own, where they are set.
+    """
+    # Note them.
+    drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    workspace = os.environ.get(WORKSPACE)
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    filters = warnings.filters[:]
+    is_disabled = log.disabled
+    try:
+        yield
+    finally:
+        # Give them back, each only if it has changed: to set determinism imports torch's compiler, and to reset the
+        # filters shows old warnings again.
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])
+        torch.set_rng_state(drawn[2])
+        if is_deterministic != torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        torch.backends.cudnn.benchmark = benchmark
+        if workspace is None:
+            os.environ.pop(WORKSPACE, None)
+        else:
+            os.environ[WORKSPACE] = workspace
+        if device is not None:
+            torch.cuda.set_device(device)
+        if warnings.filters != filters:
+            warnings.resetwarnings()  # Python caches what the filters say until one of these functions is called
+            warnings.filters = filters
+        log.disabled = is_disabled
+
+
+@contextmanager
+def generator_kept(device: torch.device) -> Iterator[None]:
+    """Give back, also after an error, the state of the generator of a GPU."""
+    if device.type == "cpu":
+        yield
+        return
+    module = torch.get_device_module(device)
+    before = module.get_rng_state()
+    try:
+        yield
+    finally:
+        module.set_rng_state(before)
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators of the CPU and of a run's device; torch.manual_seed() seeds all devices."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
