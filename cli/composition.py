@@ -42,6 +42,7 @@ from runs.summary import begin_job, fail_job, has_checkpoints
 from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
+OURS = "set for a launcher of tinygpt"  # the value of PYTHONSAFEPATH, which may be any text
 
 
 def with_torch() -> ModuleType:
@@ -104,8 +105,10 @@ def call_hydra(arguments: list[str]) -> None:
 
     job.check = check_job  # type: ignore[attr-defined]  # for the sweeper, which gets this function
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
+    # A launcher's processes import our packages, and nothing from the current folder, such as somebody's train.py.
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])  # for submitit's processes
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])
+    os.environ.setdefault("PYTHONSAFEPATH", OURS)
     sys.argv[1:] = arguments
     # Hydra warns that its plugins' schemas and our options have the same names, here and in joblib's workers.
     warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
@@ -193,9 +196,18 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> Tr
     return config
 
 
+def unset_path() -> None:
+    """Take back the paths that call_hydra() has set: what a job itself starts is a program of its own."""
+    if os.environ.get("PYTHONSAFEPATH") == OURS:
+        _, _, inherited = os.environ.pop("PYTHONPATH").partition(os.pathsep)
+        os.environ |= {"PYTHONPATH": inherited} if inherited else {}
+        del os.environ["PYTHONSAFEPATH"]
+
+
 def run_job(cfg: DictConfig) -> Any:
     """Train or plan one job of a sweep, in the job's folder; log and raise its exception."""
     show_log()
+    unset_path()
     own = HydraConfig.get()
     number = own.job.num
     folder = Path(own.runtime.output_dir)

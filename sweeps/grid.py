@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -24,12 +25,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from common.console import ending_signals
-from common.errors import SettingsError, first_line
+from common.errors import SettingsError
 from common.files import os_errors_named, user_path
 from common.text import flat, hydra_quoted, literal, plural, quote, visible
 from runs.directory import lock_run, settings_of_result
 from runs.origin import PROJECT_HASH
-from runs.summary import read_summary
+from runs.summary import fail_job, read_job, read_summary
 from sweeps.compositions import Compositions
 from sweeps.leaderboard import write_leaderboard
 from training.config import TrainConfig
@@ -206,8 +207,49 @@ class Grid(Sweeper):
     def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
         """Run jobs, numbered from `number` on.
 
-        Raises SettingsError if a parallel launcher gives up.
+        If a worker of joblib is killed, as by a system without memory, joblib ends the others too, and does not tell
+        which one it was. So the jobs under way go on one at a time, and the rest again side by side. Raises
+        SettingsError if a parallel launcher gives up.
         """
+        results: list[JobReturn] = []
+        while len(results) < len(jobs):
+            before = self.attempts()
+            try:
+                return [*results, *self.launch_all(jobs[len(results) :], number + len(results))]
+            except WorkerKilled as error:
+                begun = [at for at, attempt in self.attempts().items() if before.get(at) != attempt and at >= number]
+                if not begun:
+                    raise error.mistake from error
+                print(visible(f"{error}: the jobs that were under way go on one at a time"), flush=True)
+                results += [
+                    self.launch_alone(jobs[at - number], at) for at in range(number + len(results), max(begun) + 1)
+                ]
+        return results
+
+    def attempts(self) -> dict[int, tuple[Path, int]]:
+        """Return the folder of each job that has begun, by its number, and the time at which it began."""
+        files = self.folder.glob("*/**/job.json")
+        return {
+            record.number: (file.parent, file.stat().st_mtime_ns) for file in files if (record := read_job(file.parent))
+        }
+
+    def launch_alone(self, job: Sequence[str], number: int) -> JobReturn:
+        """Run a job that was under way as a worker was killed; one that is killed again has failed."""
+        folder, _ = self.attempts().get(number, (None, 0))
+        record = read_job(folder) if folder else None
+        if record and record.reason:  # it had failed before
+            return JobReturn(_return_value=SettingsError(record.reason), status=JobStatus.FAILED)
+        try:
+            (result,) = self.launch_all([job], number)
+            return result
+        except WorkerKilled as error:
+            if folder:
+                fail_job(folder, error.mistake)
+            print(visible(f"job {number} failed: {error.mistake}"), flush=True)
+            return JobReturn(_return_value=error.mistake, status=JobStatus.FAILED)
+
+    def launch_all(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
+        """Let the launcher run jobs; SettingsError if a parallel one gives up, WorkerKilled if joblib lost a worker."""
         launcher = self.config.hydra.runtime.choices["hydra/launcher"]
         try:
             return self.launcher.launch(jobs, initial_job_idx=number)
@@ -215,8 +257,10 @@ class Grid(Sweeper):
             # The basic launcher has no settings that could be wrong: show its exception as it is.
             if launcher == "basic":
                 raise
+            if type(error).__name__ == "TerminatedWorkerError":  # of loky, a part of joblib
+                raise WorkerKilled from error
             remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
-            raise SettingsError(f"hydra/launcher={launcher} gave up ({first_line(error)})", remedy) from error
+            raise SettingsError(f"hydra/launcher={launcher} gave up ({reason_of(error)})", remedy) from error
 
     def report(self) -> str:
         """Write the results so far; return the text to print at the end."""
@@ -249,6 +293,28 @@ class Grid(Sweeper):
                 stack.close()
                 with suppress(OSError):  # of a pipe that nobody reads
                     print(visible(f"\n{self.report()}{end}"), flush=True)
+
+
+class WorkerKilled(Exception):
+    """The process of a job was killed, not by the sweep."""
+
+    mistake = SettingsError(
+        "its process was killed, perhaps for a lack of memory",
+        "lower hydra.launcher.n_jobs, or choose a smaller model or batch",
+    )
+
+    def __str__(self) -> str:
+        return "a worker was killed, perhaps for a lack of memory"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return a launcher's error in one line: the first of its message, and the last that tells a reason.
+
+    Between them submitit has the output of the job: a traceback, or the system's words.
+    """
+    said = [line.strip() for line in str(error).split("You can check full logs")[0].splitlines()]
+    lines = [line for line in said if line.strip("-")] or [type(error).__name__]
+    return ": ".join(line.strip(" .:") for line in dict.fromkeys((lines[0].removesuffix("with trace:"), lines[-1])))
 
 
 def result_key(config: TrainConfig) -> str:

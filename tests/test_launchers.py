@@ -10,16 +10,17 @@ import signal
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import yaml
 from conftest import started
-from sweeping import ROOT, command, run, run_here, tiny, wait_for
+from sweeping import command, run, run_here, tiny, wait_for
 
 from cli.with_torch import device_of_job
 from model.attention.code import digest
 from runs.summary import read_job, read_summary
-from sweeps.grid import jobs_at_once
+from sweeps.grid import jobs_at_once, reason_of
 
 has_joblib, has_submitit = (bool(find_spec(f"hydra_plugins.hydra_{name}_launcher")) for name in ("joblib", "submitit"))
 needs_joblib = pytest.mark.skipif(not has_joblib, reason='needs pip install -e ".[parallel]"')
@@ -177,9 +178,164 @@ def test_a_mistake_ends_in_one_sentence_and_status_1(mistake, tmp_path):
 def test_without_slurm_or_without_the_plugin_one_sentence_says_so(tmp_path):
     result = run("-m", "hydra/launcher=submitit_slurm", "seed=1,2", cwd=tmp_path)
     assert result.returncode == 1 and "are you indeed on a slurm cluster" in result.stderr.strip().splitlines()[-1]
-    (tmp_path / "hydra_plugins").mkdir()  # hides those that are installed, but not ours
-    (tmp_path / "hydra_plugins" / "__init__.py").write_text(f"__path__ = [{str(ROOT / 'hydra_plugins')!r}]")
+    hidden = [f"hydra_plugins.hydra_{name}_launcher" for name in ("joblib", "submitit")]
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({hidden})\n")
     for launcher, extra in (("joblib", "parallel"), ("submitit_slurm", "slurm")):
         result = run("-m", f"hydra/launcher={launcher}", "seed=1,2", cwd=tmp_path, PYTHONPATH=str(tmp_path))
         sentence = f'error: hydra/launcher={launcher} is not installed: pip install -e ".[{extra}]".\n'
         assert (result.returncode, result.stderr) == (1, sentence)
+
+
+THEIRS = "from pathlib import Path\nPath('{}').open('a').write(__file__ + '\\n')\nraise RuntimeError('theirs')\n"
+MODULES = ("train", "model", "sweeps", "pages", "utils", "json", "yaml", "numpy")
+FOLDERS = ("data", "common", "cli", "runs", "training", "hydra_plugins", "torch")
+
+
+def put_theirs(folder: Path, imported: Path, names: tuple[str, ...] = (*MODULES, *FOLDERS)) -> Path:
+    """A folder of somebody's own modules and packages, which note that they were imported, and fail."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        file = folder / name / "__init__.py" if name in FOLDERS else folder / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(THEIRS.format(imported))
+    return folder
+
+
+LAUNCHERS = {"basic": [], "joblib": ["hydra.launcher.n_jobs=2"], "submitit_local": []}
+
+
+@pytest.mark.slow
+@needs_joblib
+@needs_submitit
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_import_nothing_of_somebody_elses_from_here_or_from_the_path(launcher, tmp_path):
+    imported = tmp_path / "imported"
+    here = put_theirs(tmp_path / "here", imported)
+    ours = tuple({*MODULES, *FOLDERS} - {"json", "yaml", "numpy", "torch"})  # PYTHONPATH may replace libraries
+    path = put_theirs(tmp_path / "path", imported, ours)
+    asked = [f"hydra/launcher={launcher}", *LAUNCHERS[launcher], "seed=1,2", *tiny(tmp_path, max_steps=1)]
+    result = run("-m", *asked, *of_own_code(here), cwd=here, PYTHONPATH=str(path))
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert not imported.exists(), imported.read_text()
+    assert len(list(here.glob("multirun/*/*/*/checkpoints/best"))) == 2
+
+
+CHILD = (
+    OWN
+    + """
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+Path("beside.py").write_text("NAME = 'theirs'")
+Path("child.py").write_text("import beside, os; print(beside.NAME, os.environ.get('PYTHONPATH'))")
+said = subprocess.run([sys.executable, "child.py"], capture_output=True, text=True)
+Path(f"said{os.getpid()}").write_text(said.stdout + said.stderr)
+"""
+)
+
+
+@pytest.mark.slow
+@needs_submitit
+def test_a_program_that_a_job_starts_has_its_own_paths(tmp_path):
+    (tmp_path / "own.py").write_text(CHILD)
+    asked = ["hydra/launcher=submitit_local", "code=own.py", "attention=own", *tiny(tmp_path, max_steps=1)]
+    result = run("-m", *asked, cwd=tmp_path, PYTHONPATH="/their/path")
+    said = [file.read_text() for file in tmp_path.glob("said*")]
+    assert result.returncode == 0, result.stderr
+    assert len(said) == 2  # of the check of the jobs, which belongs to the sweep, and of the job
+    assert "theirs /their/path\n" in said
+
+
+DEADLY = (
+    OWN
+    + """
+import os
+import signal
+from multiprocessing import parent_process
+
+@form("deadly")
+@from_weights
+def deadly(scores):
+    if parent_process() and not os.path.exists("harmless"):
+        os.kill(os.getpid(), signal.SIGKILL)  # as a system without memory does
+    return scores.softmax(-1)
+"""
+)
+
+
+@pytest.mark.slow
+@needs_joblib
+def test_a_worker_that_is_killed_fails_its_own_job_alone(tmp_path):
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    variants = '["attention=sdpa","attention=deadly code=deadly.py","attention=sdpa model.vocab_size=100"]'
+    asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweeper.variants={variants}", "seed=1,2"]
+    asked += [*tiny(tmp_path, max_steps=5), "hydra.sweep.dir=here"]
+    result = run(*asked, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (1, "error: 4 of 6 jobs failed: the reasons are above.\n")
+    reasons = [read_job(tmp_path / f"here/{job}").reason for job in range(6)]
+    killed = "its process was killed, perhaps for a lack of memory: lower hydra.launcher.n_jobs, or choose a smaller "
+    assert [reason and reason[: len(killed)] for reason in reasons[:2]] == [None, killed] and reasons[4] == reasons[1]
+    assert "model.vocab_size=100 is less than" in reasons[2] and reasons[3] is None
+    statuses = [(summary := read_summary(tmp_path / f"here/{job}")) and summary.status for job in range(6)]
+    assert statuses[0] == statuses[3] == "finished"
+    assert result.stdout.count(" failed: its process was killed") >= 2
+    (tmp_path / "harmless").touch()
+    again = run(*asked, cwd=tmp_path)
+    assert again.stderr == "error: 2 of 6 jobs failed: the reasons are above.\n", again.stdout
+
+
+@pytest.mark.slow
+@needs_joblib
+def test_a_worker_that_somebody_kills_costs_no_job(tmp_path):
+    asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2,3", "hydra.sweep.dir=here"]
+    asked += tiny(tmp_path, max_steps=300, checkpoint_interval=10, eval_interval=10**6, log_interval=1)
+    with started(command(*asked), cwd=tmp_path, text=True) as process:
+        wait_for(tmp_path / "here/0/metrics.jsonl", '"step": 30,')
+        children = psutil.Process(process.pid).children(recursive=True)
+        workers = [child for child in children if "LokyProcess" in " ".join(child.cmdline())]
+        workers[0].kill()
+        output, errors = process.communicate(timeout=200)
+    assert process.returncode == 0 and not errors, output + errors
+    assert "the jobs that were under way go on one at a time" in output and "resuming at step" in output
+    assert [read_summary(tmp_path / f"here/{job}").step for job in range(3)] == [300] * 3
+
+
+@pytest.mark.slow
+@needs_submitit
+def test_a_job_of_submitit_that_cannot_begin_tells_its_reason(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'submitit.core._submit' in ' '.join(sys.orig_argv): sys.modules['hydra'] = None\n"
+    )
+    asked = ["hydra/launcher=submitit_local", "hydra.sweep.dir=here", *tiny(tmp_path, max_steps=1)]
+    result = run("-m", *asked, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    said = "error: hydra/launcher=submitit_local gave up (Job (task=0) failed during processing: ModuleNotFoundError: "
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith(said) and "hydra" in result.stderr and "goes on." in result.stderr
+
+
+REASONS = {
+    """Job (task=0) failed during processing with trace:
+----------------------
+Traceback (most recent call last):
+  File "x", line 1
+KeyError: 'a'
+
+----------------------
+You can check full logs with 'job.stderr(0)' and 'job.stdout(0)'or at paths:
+""": "Job (task=0) failed during processing: KeyError: 'a'",
+    """Job 7 (task: 0) with path /x.pkl
+has not produced any output (state: FAILED)
+Error stream produced:
+----------------------------------------
+slurmstepd: error: Detected 1 oom_kill event.
+""": "Job 7 (task: 0) with path /x.pkl: slurmstepd: error: Detected 1 oom_kill event",
+    "n_jobs == 0 in Parallel has no meaning": "n_jobs == 0 in Parallel has no meaning",
+    "": "ValueError",
+}
+
+
+@pytest.mark.parametrize("said", REASONS)
+def test_a_launchers_error_is_told_with_its_reason_in_one_line(said):
+    assert reason_of(ValueError(said)) == REASONS[said]
