@@ -1,5 +1,7 @@
 """Atomic writes of files and folders, locks, links, and errors that name a setting."""
 
+import errno
+import logging
 import os
 import secrets
 import shutil
@@ -7,6 +9,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +17,11 @@ from filelock import lock_descriptor  # flock, or LockFileEx on Windows
 
 from common.errors import SettingsError, os_error_reason
 
+log = logging.getLogger("tinygpt")
+
 UNFINISHED = ".unfinished"  # the suffix of files and folders that are being written
+# The errors for what a disk cannot do: NFS without a lock daemon, FUSE, CIFS, a folder that a virtual machine shares.
+UNABLE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EBADF}
 LARGEST = 1 << 28
 """The largest foreign file that is read whole, in bytes; a tokenizer.json takes up to 35 MB."""
 
@@ -28,6 +35,9 @@ def user_path(setting: str, path: str) -> Path:
     try:
         place = Path(path).expanduser()
     except RuntimeError:
+        if str(path).split("/")[0] == "~":
+            problem = f"{setting}={path} is in a home folder, and neither HOME nor the system names one"
+            raise SettingsError(problem, f"set HOME, or {setting}=FOLDER") from None
         raise SettingsError(f"{setting}={path} names no user of this machine", "write the folder out") from None
     with os_errors_named(setting, path, "used", "name another place"), suppress(FileNotFoundError, NotADirectoryError):
         place.stat()
@@ -42,7 +52,27 @@ def os_errors_named(setting: str, path: object, verb: str, remedy: str) -> Itera
     except BrokenPipeError:  # of the output that is printed meanwhile
         raise
     except OSError as error:
-        raise SettingsError(f"{setting}={path} cannot be {verb} ({os_error_reason(error)})", remedy) from None
+        reason = os_error_reason(error)
+        if isinstance(error, PermissionError):
+            reason += owner_named(error.filename)
+        raise SettingsError(f"{setting}={path} cannot be {verb} ({reason})", remedy) from None
+
+
+def owner_named(place: object) -> str:
+    """Return ": PLACE belongs to NAME" if it, or the folder in which it is to be, is another user's; otherwise ""."""
+    if not isinstance(place, str | os.PathLike) or os.name == "nt":
+        return ""
+    path = Path(place)
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    with suppress(OSError):
+        user = path.stat().st_uid
+        if user != os.geteuid():
+            try:
+                return f": {path} belongs to {path.owner()}"
+            except KeyError:
+                return f": {path} belongs to user {user}"
+    return ""
 
 
 def reading(setting: str, path: str) -> AbstractContextManager[None]:
@@ -68,17 +98,21 @@ def read_foreign(path: Path) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yield a temporary name for a file or folder that replaces `path` atomically.
 
     The body writes it. Then it is flushed to disk and renamed in one step, so a reader, a kill or a power cut finds
-    the old one or the new one. If the body raises, the old one stays and the new one is removed.
+    the old one or the new one. If the body raises, or the disk, the old one stays and the new one is removed: nothing
+    is raised after the rename. shared: whether it gets the permissions of its folder, whatever the umask.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         yield unfinished
         for written in [*unfinished.rglob("*"), unfinished]:
             flush_to_disk(written)
+        if shared:
+            share(unfinished)
+        flush_to_disk(path.parent)  # a disk that fails says so here, while the old one is there
         for wait in (0.01, 0.1, 1, 0):  # Windows cannot rename a file while a virus scanner has it open
             try:
                 unfinished.replace(path)
@@ -87,10 +121,11 @@ def replacing(path: Path) -> Iterator[Path]:
                 if not wait:
                     raise
                 time.sleep(wait)
-        flush_to_disk(path.parent)
     except BaseException:
         remove(unfinished)
         raise
+    with suppress(OSError):
+        flush_to_disk(path.parent)
 
 
 @contextmanager
@@ -123,30 +158,90 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def lock(file: Path, wait: float = 0.2, mode: str = "a") -> IO[str]:
+class NoLocks(OSError):
+    """A disk without locks."""
+
+
+def lock(file: Path, wait: float = 0.2) -> IO[str]:
     """Return an open file whose lock this process holds until it is closed, or the process ends.
 
-    wait: seconds to try, because is_locked() of another process holds the lock for an instant. mode: of open().
-    Raises BlockingIOError if another process still holds the lock.
+    wait: seconds to try, because is_locked() of another process holds the lock for an instant. Raises BlockingIOError
+    if another process still holds the lock, and NoLocks if the disk has none.
     """
-    held = file.open(mode)
+    # Not filelock's FileLock: it opens a file for writing, which another user's need not allow, and falls back to a
+    # file that a killed process leaves behind.
+    try:
+        held = file.open("a")
+    except PermissionError:
+        if not file.is_file():
+            raise
+        held = file.open()  # suffices for a lock, but for NFS
     until = time.monotonic() + wait
-    while not lock_descriptor(held.fileno(), blocking=False):
-        if time.monotonic() > until:
-            held.close()
-            raise BlockingIOError(f"{file} is locked")
-        time.sleep(0.01)
+    try:
+        while not lock_descriptor(held.fileno(), blocking=False):
+            if time.monotonic() > until:
+                raise BlockingIOError(f"{file} is locked")
+            time.sleep(0.01)
+    except BaseException as error:
+        held.close()
+        if isinstance(error, OSError) and error.errno in UNABLE:
+            raise NoLocks(error.errno, error.strerror, str(file)) from error
+        raise
     return held
 
 
-def is_locked(file: Path) -> bool:
-    """Return whether a living process holds the lock of a file, perhaps another user's."""
+@contextmanager
+def locked(file: Path, wait: float = 0.2) -> Iterator[bool]:
+    """Hold a file's lock inside, and yield True; on a disk without locks tell it once, and yield False."""
+    try:
+        held = lock(file, wait)
+    except NoLocks as error:
+        tell_of_no_locks(f"{error.strerror}")
+        yield False
+        return
+    with held:
+        yield True
+
+
+@cache
+def tell_of_no_locks(reason: str) -> None:
+    log.warning(
+        "This disk has no locks (%s), so nothing stops a second process from using the same folder: start none there.",
+        reason,
+    )
+
+
+def is_locked(file: Path) -> bool | None:
+    """Return whether a living process holds the lock of a file, perhaps another user's.
+
+    None if the disk cannot tell.
+    """
     try:
         if file.is_file():  # opening a FIFO would wait
-            lock(file, 0.05, "a" if os.access(file, os.W_OK) else "r").close()
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
+            lock(file, 0.05).close()
+    except BlockingIOError:
+        return True
+    except NoLocks:
+        return None
+    except OSError:
+        pass
     return False
+
+
+def make_shared_folder(folder: Path) -> None:
+    """Make a folder, in which the users of the folder above share files: a new one gets its permissions."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        share(folder)
+
+
+def share(path: Path) -> None:
+    """Give a new file or folder, and all in it, the permissions of the folder that it is in."""
+    with suppress(OSError):  # of a disk without permissions
+        mode = stat.S_IMODE(path.parent.stat().st_mode)
+        for place in [path, *path.rglob("*")]:
+            place.chmod(mode if place.is_dir() else mode & 0o666)
 
 
 def point(link: Path, target: str) -> None:
@@ -175,7 +270,10 @@ def pointed(link: Path) -> Path:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Write a file or folder through to the disk, so that it survives a power cut."""
+    """Write a file or folder through to the disk, so that it survives a power cut.
+
+    A disk that cannot do so is left to its own ways, as databases do. Raises OSError if the disk fails.
+    """
     is_folder = path.is_dir()
     # Windows flushes only files that are open for writing. It cannot open folders, and need not flush them.
     try:
@@ -186,5 +284,8 @@ def flush_to_disk(path: Path) -> None:
         raise
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (*UNABLE, errno.EACCES, errno.EPERM):
+            raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)

@@ -23,12 +23,14 @@ from common.errors import DataError, first_line
 from common.files import (
     UNFINISHED,
     is_locked,
-    lock,
+    locked,
+    make_shared_folder,
     os_errors_named,
     read_foreign,
     reading,
     remove,
     replacing,
+    share,
     user_path,
 )
 from data.batches import TokenDataset
@@ -92,15 +94,21 @@ def prepare(
         while (text := text_of(folder)) is None and not prepares:
             time.sleep(0.1)
         if text is None:
-            root.mkdir(parents=True, exist_ok=True)
+            make_shared_folder(root)
             if is_locked(root / ".lock"):
                 log(f"Another run is preparing a text in {root}; waiting for it.")
-            with lock(root / ".lock", wait=math.inf):
-                # Remove the unfinished folders of killed runs.
-                for leftover in root.glob(f".*{UNFINISHED}"):
+            with locked(root / ".lock", wait=math.inf) as is_alone:
+                share(root / ".lock")
+                # Remove the unfinished folders of killed runs, or of one that goes on on a disk without locks.
+                for leftover in root.glob(f".*{UNFINISHED}") if is_alone else ():
                     remove(leftover)
                 # Ask again: another run may have filled it while this one waited for the lock.
-                text = text_of(folder) or make_folder(folder, source, encoding or tokenizer, log, validation)
+                try:
+                    text = text_of(folder) or make_folder(folder, source, encoding or tokenizer, log, validation)
+                except OSError:
+                    text = text_of(folder)  # on a disk without locks another run may have been sooner
+                    if is_alone or text is None:
+                        raise
         # Map its tokens into memory.
         encoding = encoding or read_tokenizer(folder / "tokenizer.json")
         train, val = open_folder(folder, encoding, str(folder), "delete this folder: the next run makes it again")
@@ -125,6 +133,8 @@ def text_of(folder: Path) -> str | None:
         meta = json.loads(read_foreign(folder / "meta.json"))
         is_whole = all((folder / name).stat().st_size == size for name, size in meta["sizes"].items())
         return meta["text"] if is_whole else None
+    except PermissionError:  # it may be whole
+        raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -143,7 +153,7 @@ def make_folder(
     config = source.config
     log(f"Preparing {source.describe()} with tokenizer={tokenizer.name}, once.")
     remove(folder)  # one that is not whole
-    with replacing(folder) as unfinished:
+    with replacing(folder, shared=True) as unfinished:
         # Split, train the tokenizer, encode.
         unfinished.mkdir()
         split = Split(source, config.validation_fraction)

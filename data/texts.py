@@ -423,7 +423,7 @@ def download_shakespeare(cache_dir: str) -> Path:
         if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
             raise ValueError("the downloaded file has another sha256 than the known one")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as unfinished:
+        with replacing(path, shared=True) as unfinished:
             unfinished.write_bytes(content)
     except Exception as error:  # of the network or the disk
         problem = f"data=shakespeare could not be downloaded from {SHAKESPEARE_URL} ({error})"

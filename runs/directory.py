@@ -14,7 +14,7 @@ from typing import IO, Any
 import yaml
 
 from common.errors import SettingsError
-from common.files import lock, user_path
+from common.files import locked, user_path
 from common.text import flat
 
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
@@ -73,9 +73,12 @@ def log_to(directory: Path, collected: MemoryHandler, stack: ExitStack) -> None:
 
 
 def lock_run(run: Path, stack: ExitStack, setting: str = "run_dir") -> None:
-    """Lock a run's directory until the stack is closed; SettingsError if another process has."""
+    """Lock a run's directory until the stack is closed, if its disk has locks.
+
+    Raises SettingsError if another process has locked it.
+    """
     try:
-        stack.enter_context(lock(plain_file(run / ".lock")))
+        stack.enter_context(locked(plain_file(run / ".lock")))
     except BlockingIOError:
         problem = f"{setting}={run} is in use by a run that is still going on"
         raise SettingsError(problem, "stop that one first") from None

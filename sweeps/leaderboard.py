@@ -132,7 +132,7 @@ def read_jobs(sweep: Path) -> list[Job]:
     order = sorted(found, key=lambda folder: (found[folder].number, folder))
     typed = {folder: dict(map(name_and_value, found[folder].overrides)) for folder in order}
     names = dict.fromkeys(name for each in typed.values() for name in each)
-    is_going_on = is_locked(sweep / ".lock")
+    is_going_on = is_locked(sweep / ".lock") is not False  # on a disk without locks nobody knows
     jobs = []
     for folder in order:
         written = {name: shown(value) for name, value in settings[folder].items() if name in names}
@@ -218,7 +218,7 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
         summary = replace(
             summary, **{name: row[name] for name in ("step", "tokens", "flops", "seconds") if is_number(row.get(name))}
         )
-    if is_locked(folder / ".lock"):
+    if is_locked(folder / ".lock") is not False:
         return summary
     return replace(summary, status="stopped", reason=f"ended without a word after step {summary.step or 0}")
 
