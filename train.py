@@ -24,7 +24,7 @@ from runs.metrics import Evaluation
 from training.config import TrainConfig
 from training.device import fast_products, run_eagerly, to_device
 from training.distributed import gradient_norm, sync_gradients
-from training.evaluation import evaluate, targets_scored
+from training.evaluation import evaluate, evaluation_tokens
 from training.failures import explain_failures
 from training.log import Loggers
 from training.optimizer import schedule_factor, set_learning_rate
@@ -98,7 +98,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     batch_loss = torch.zeros((), device=run.device)
     starts = run.micro_batch_starts()
     for start in starts:
-        batch = run.batch(step, start, start + run.micro_batch_size)
+        batch = run.data.train_batch(step, start, start + run.micro_batch_size)
         # (B, T) each. doc_starts says where each token's document begins; it is None if documents are not masked.
         inputs, targets, doc_starts = (to_device(part, run.device) for part in batch)
         run.seed_dropout(step, start)
@@ -138,7 +138,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
     """
     # Save before the evaluation too: if it fails, no step is lost.
     is_saved = run.save()  # False if the run diverges
-    max_tokens = targets_scored(run.config, run.progress.step if finished else None)
+    max_tokens = evaluation_tokens(run.config, run.progress.step if finished else None)
     with run_eagerly(run.compiled):  # each of the many shapes would compile
         try_trained(run)
         result = evaluate_run(run, max_tokens)
@@ -157,22 +157,19 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
 
 
 def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
-    """Score the model on the validation split, on at most `max_tokens`."""
+    """Score the model on at most `max_tokens` inputs of the validation split."""
     batch_size = run.config.eval_batch_size or run.micro_batch_size
     run.note_activity("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else "")
-    block_size = run.config.model.block_size
-    return evaluate(run.ddp_model, run.data, block_size, batch_size, run.autocast, run.ranks, max_tokens)
+    return evaluate(run.ddp_model, run.data, batch_size, run.autocast, run.ranks, max_tokens)
 
 
 def record_evaluation(run: Run, result: Evaluation, max_tokens: int) -> None:
-    """Record the result of an evaluation on `max_tokens`, and the step if it is the best."""
+    """Record the result of an evaluation on at most `max_tokens`, and the step if it is the best."""
     progress = run.progress
-    # The last evaluation may score more targets than the earlier ones: to compare them, score as many as they did.
+    # The last evaluation may read more than the earlier ones: to compare them, evaluate as much as they did.
     compared = result
-    usual = targets_scored(run.config)
-    block_size = run.config.model.block_size
-    tokens_read = run.data.validation_tokens
-    if progress.metrics and tokens_read(block_size, max_tokens) > tokens_read(block_size, usual):
+    usual = evaluation_tokens(run.config)
+    if progress.metrics and run.data.validation_tokens(max_tokens) > run.data.validation_tokens(usual):
         compared = evaluate_run(run, usual)
     progress.evaluated = progress.step
     progress.metrics = result.figures

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from data.batches import Batch, Batches
+from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
+from data.tokenizer import make_tokenizer
 from model.config import GPTConfig
 from train import train_step
 from training.config import OptimizerConfig, TrainConfig
@@ -105,7 +106,7 @@ def throughput(shape: Shape, checkout: Path | None, rounds: int, tokens: np.ndar
     fast = ["bf16"] if multiplies_bf16(device) else []
     precisions = fast if device.type == "cuda" else ["fp32", *fast]
     gpt2 = make_config(shape, GPT2_SHAPE, ADAMW)
-    drawn = batches(gpt2, tokens)
+    drawn = dataset(gpt2, tokens)
     programs = {"nanoGPT": theirs(shape, nanogpt.load(checkout), drawn, device)} if checkout else {}
     for precision in precisions:
         programs[f"ours, GPT-2's shape, {precision}"] = ours(gpt2, precision, drawn, shape.steps, device)
@@ -132,34 +133,37 @@ def make_config(shape: Shape, model: dict, optimizer: dict) -> TrainConfig:
     )
 
 
-def batches(config: TrainConfig, tokens: np.ndarray | None = None) -> Batches:
+def dataset(config: TrainConfig, tokens: np.ndarray | None = None) -> TokenDataset:
     """Batches as a run draws them, of these tokens or of random ones."""
     if tokens is None:
         tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, 2_000_000, dtype=np.uint16)
-    return Batches(tokens, block_size=config.model.block_size, batch_size=config.batch_size, seed=1)
+    byte = make_tokenizer(TokenizerConfig(name="byte"), ())
+    sizes = dict(block_size=config.model.block_size, batch_size=config.batch_size)
+    return TokenDataset(byte, tokens, tokens[:1000], "tokens", "tokens", **sizes)
+
+
+def sequences(drawn: TokenDataset, step: int) -> np.ndarray:
+    """A step's inputs and last targets, (B, T + 1)."""
+    batch = drawn.train_batch(step, 0, drawn.batch_size)
+    return np.hstack([batch.inputs, batch.targets[:, -1:]])
 
 
 def make_run(
-    config: TrainConfig, dtype: torch.dtype, device: torch.device, *, compiled: bool, drawn: Batches | None = None
+    config: TrainConfig, dtype: torch.dtype, device: torch.device, *, compiled: bool, drawn: TokenDataset | None = None
 ) -> Run:
     """Return what train_step needs of a run."""
     # Many models of many shapes share one GPT.forward here, where a run has one of each.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch.manual_seed(1)
-    run, windows = trial_run(config, device, dtype), drawn or batches(config)
-
-    def batch(step: int, start: int, stop: int) -> Batch:
-        rows = windows.batch(step, start, stop)
-        return Batch(rows[:, :-1], rows[:, 1:])
-
-    run.batch = batch
+    run = trial_run(config, device, dtype)
+    run.data = drawn or dataset(config)
     run.ddp_model = parallelize(run.model, run.ranks, device, compiled)
     return run
 
 
 def ours(
-    config: TrainConfig, precision: str, drawn: Batches, steps: int, device: torch.device
+    config: TrainConfig, precision: str, drawn: TokenDataset, steps: int, device: torch.device
 ) -> Callable[[], Measured]:
     """Some steps of train.py."""
     dtype = choose_precision(precision, device)
@@ -168,7 +172,7 @@ def ours(
     return measure(lambda step: train_step(run, step)[0], steps, lambda: fast_products(device), counts)
 
 
-def theirs(shape: Shape, module: Any, drawn: Batches, device: torch.device) -> Callable[[], Measured]:
+def theirs(shape: Shape, module: Any, drawn: TokenDataset, device: torch.device) -> Callable[[], Measured]:
     """Some steps of nanoGPT's train.py, with its defaults."""
     torch.manual_seed(1)
     gpt = module.GPT(module.GPTConfig(**shape.sizes, dropout=0.0, bias=False)).to(device)
@@ -178,7 +182,7 @@ def theirs(shape: Shape, module: Any, drawn: Batches, device: torch.device) -> C
     autocast = torch.autocast("cuda", dtype=torch.bfloat16) if on_gpu else nullcontext()
 
     def step(number: int) -> Tensor:
-        windows = to_device(drawn.batch(number, 0, shape.batch_size), device)  # as its train.py does
+        windows = to_device(sequences(drawn, number), device)  # as its train.py does
         with autocast:
             _, loss = forward(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
         loss.backward()

@@ -92,7 +92,7 @@ def score_task(config: EvalConfig, checkpoint: Checkpoint) -> list[Evaluation]:
     if config.against:
         raise SettingsError(f"against={config.against} needs a text, and data={task.name} has none", "leave it out")
     batch_size = max(1, PASS_TOKENS // block_size)
-    result = evaluate(checkpoint.model, task, block_size, batch_size, scoring_params(checkpoint, config).autocast)
+    result = evaluate(checkpoint.model, task, batch_size, scoring_params(checkpoint, config).autocast)
     print(f"task        {task.name}: {HELD_OUT:,} held-out windows of {block_size:,} tokens")
     print_columns([checkpoint], [result], TASK_FIGURES)
     return [result]

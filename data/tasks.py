@@ -6,12 +6,12 @@ T is model.block_size, V the vocabulary and n data.task.items.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
 from common.errors import SettingsError
-from data.batches import Batch, StepBatch, TokenDataset, random_stream
+from data.batches import Batch, random_stream
 from data.config import SOURCES, VOCABULARIES, TaskConfig
 
 HELD_OUT = 512  # sequences of the validation split
@@ -109,14 +109,41 @@ def task(name: str, vocab_size: int) -> Callable[[Task], Task]:
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task, with the methods of TokenDataset."""
+    """The sequences of a synthetic task; a step's are new ones."""
 
     name: str
     task: TaskConfig
-    seed: int
-    """Seed of the validation sequences."""
+    block_size: int
+    batch_size: int = 16
+    """Sequences in a step."""
+    seed: int = 1
+    """Seed of the training sequences, and of those for validation."""
 
     tokenizer = None  # a task has no text
+
+    def train_batch(self, step: int, start: int, stop: int) -> Batch:
+        """Return a step's sequences from `start` to `stop`, a function of the seed and the step."""
+        # Its micro-batches are slices of the sequences of a step.
+        return Batch(*(ids[start:stop] for ids in self._step(step)))
+
+    @cached_property
+    def _step(self) -> Callable[[int], Sequences]:
+        """A function that makes the sequences of a step, and remembers the last ones."""
+        return lru_cache(maxsize=1)(partial(self._make, self.batch_size, self.seed))
+
+    def validation_batches(self, batch_size: int, max_tokens: int | None = None) -> Iterator[Batch]:
+        """Yield the first of HELD_OUT sequences."""
+        count = self.validation_tokens(max_tokens) // self.block_size
+        # Make all of them: a smaller evaluation then scores the first of the same sequences.
+        made = self._make(HELD_OUT, self.seed, "held out")
+        for start in range(0, count, batch_size):
+            stop = min(start + batch_size, count)
+            yield Batch(*(ids[start:stop] for ids in made))
+
+    def validation_tokens(self, max_tokens: int | None) -> int:
+        """Return the number of inputs of an evaluation of at most `max_tokens`."""
+        count = HELD_OUT if max_tokens is None else min(HELD_OUT, max(1, max_tokens // self.block_size))
+        return self.block_size * count
 
     @property
     def fingerprint(self) -> str:
@@ -126,62 +153,30 @@ class TaskData:
     def vocab_size(self) -> int:
         return self.task.ids(self.name)
 
-    def targets(self, block_size: int) -> int:
-        """Return the number of answers in a sequence: in any, as all have the same."""
-        _, targets = self._make(1, block_size, "answers")
+    @property
+    def targets_per_sequence(self) -> int:
+        """The number of answers in a sequence: in any, as all have the same."""
+        _, targets = self._make(1, "answers")
         return int((targets != NOTHING).sum())
 
     def token_bytes(self) -> np.ndarray:
         """Return 0 for each id: none is text."""
         return np.zeros(self.vocab_size, dtype=np.int64)
 
-    def validation_tokens(self, block_size: int, max_tokens: int) -> int:
-        """Return the number of tokens that an evaluation of at most `max_tokens` reads."""
-        return block_size * min(HELD_OUT, max(1, max_tokens // block_size))
-
-    def check(self, block_size: int) -> None:
+    def check(self) -> None:
         """Raise SettingsError if a sequence or the vocabulary is too small for the task."""
         # The shortest sequence and the fewest ids; a task of code=FILE checks its own.
         n = self.task.items
         least = {"recall": (4 * n, 2 * n + 2), "copy": (2, 3), "induction": (3, 3)}
         shortest, fewest_ids = least.get(self.name, (1, 1))
         # A sequence of recall consists of pairs of places, one of copy of two halves.
-        is_odd = self.name in ("recall", "copy") and block_size % 2
-        if block_size < shortest or is_odd or self.vocab_size < fewest_ids:
-            given = f"model.block_size={block_size} and data.task.vocab_size={self.vocab_size}"
+        is_odd = self.name in ("recall", "copy") and self.block_size % 2
+        if self.block_size < shortest or is_odd or self.vocab_size < fewest_ids:
+            given = f"model.block_size={self.block_size} and data.task.vocab_size={self.vocab_size}"
             problem = f"data={self.name} with data.task.items={n} cannot have {given}"
             even = "an even size" if is_odd else "a size"
             raise SettingsError(problem, f"choose {even} from {shortest} on and {fewest_ids} ids or more")
 
-    def training(
-        self,
-        block_size: int,
-        batch_size: int,
-        seed: int,
-    ) -> StepBatch:
-        """Return batch(step, start, stop): sequences `start` to `stop` of a step, deterministic."""
-        # Make the sequences of a step once: its micro-batches are slices of them.
-        make = lru_cache(maxsize=1)(lambda step: self._make(batch_size, block_size, seed, step))
-        return lambda step, start, stop: Batch(*(ids[start:stop] for ids in make(step)))
-
-    def validation(
-        self,
-        block_size: int,
-        batch_size: int,
-        max_tokens: int | None = None,
-    ) -> Iterator[Batch]:
-        """Yield the validation sequences, of at most `max_tokens` tokens, in batches."""
-        count = HELD_OUT
-        if max_tokens is not None:
-            count = self.validation_tokens(block_size, max_tokens) // block_size
-        # Make all of them: a smaller evaluation then scores the first of the same sequences.
-        made = self._make(HELD_OUT, block_size, self.seed, "held out")
-        for start in range(0, count, batch_size):
-            stop = min(start + batch_size, count)
-            yield Batch(*(ids[start:stop] for ids in made))
-
-    def _make(self, B: int, block_size: int, *key: object) -> Sequences:
-        return TASKS[self.name](random_stream(self.name, *key), B, block_size, self.task)
-
-
-Data = TokenDataset | TaskData
+    def _make(self, count: int, *key: object) -> Sequences:
+        """Return `count` sequences, a function of `key`."""
+        return TASKS[self.name](random_stream(self.name, *key), count, self.block_size, self.task)

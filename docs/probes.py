@@ -145,7 +145,7 @@ def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None
     T = min(model.config.block_size, HEAD_TOKENS)
     if checkpoint.encoding is None and path is None:
         task = learned_task(checkpoint)
-        rows = next(task.validation(model.config.block_size, HEAD_TOKENS // T)).inputs[:, :T]
+        rows = next(task.validation_batches(HEAD_TOKENS // T)).inputs[:, :T]
         return {
             "induction": probes.induction(task.vocab_size),
             "heads": probes.heads(rows),

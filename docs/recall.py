@@ -53,7 +53,7 @@ def measured(directory: Path, settings: dict[str, str]) -> list[object]:
 def share_right(model: GPT, task: TaskData) -> float:
     """Return the share of held-out answers to which the model gives the highest probability."""
     right = []
-    for batch in task.validation(model.config.block_size, 64):
+    for batch in task.validation_batches(64):
         targets = torch.from_numpy(batch.targets)
         scored = targets != NOTHING
         likeliest = model.logits(model.hidden(torch.from_numpy(batch.inputs))[scored]).argmax(-1)

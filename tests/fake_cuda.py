@@ -188,7 +188,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
             assert run.skipped.device == GPU
 
             # The forward pass of an evaluation.
-            batch = run.batch(0, 0, 2)
+            batch = run.data.train_batch(0, 0, 2)
             tokens = torch.from_numpy(batch.inputs).to(GPU)
             doc_starts = None if batch.doc_starts is None else torch.from_numpy(batch.doc_starts).to(GPU)
             with torch.no_grad(), run.autocast:

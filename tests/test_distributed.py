@@ -29,7 +29,7 @@ import faulthandler, json, os, signal, socket, sys
 from pathlib import Path
 import torch, torch._dynamo  # a rank would import them
 import generation.generate, training.log, pages.report, training.start
-from data.batches import Batches
+from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
 from model.config import GPTConfig
 from train import train
@@ -46,13 +46,13 @@ def rank(job, number, size, port):
         os.environ |= {"LOCAL_WORLD_SIZE": str(size)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     seen = open(folder / f"{job['name']}.{number}.batches", "wb")
-    batch = Batches.batch
+    train_batch = TokenDataset.train_batch
     def record(self, *arguments):
-        windows = batch(self, *arguments)
-        seen.write(windows.tobytes())
+        batch = train_batch(self, *arguments)
+        seen.write(np.hstack([batch.inputs, batch.targets[:, -1:]]).tobytes())
         seen.flush()
-        return windows
-    Batches.batch = record
+        return batch
+    TokenDataset.train_batch = record
     exec(job.get("patch", ""), {})
     settings = dict(precision="fp32", micro_batch_size=2, max_steps=20)
     settings |= job.get("more", {})

@@ -17,7 +17,7 @@ from runs.metrics import Evaluation, read_metrics
 from runs.summary import read_summary
 from train import train, train_step
 from training.config import TrainConfig
-from training.evaluation import FEWEST_SCORED, MOST_SCORED, evaluate, targets_scored
+from training.evaluation import FEWEST_TOKENS, MOST_TOKENS, evaluate, evaluation_tokens
 from training.plan import predict_memory
 from training.start import open_run
 
@@ -49,13 +49,13 @@ def test_a_model_gives_each_targets_nats_which_add_up_to_its_loss():
 
 def test_an_evaluation_scores_a_fifth_of_the_targets_that_the_steps_before_it_took():
     def scored(steps: int | None = None, **settings) -> int:
-        return targets_scored(TrainConfig(**settings), steps)  # of 2,048 tokens a step, evaluated every 150
+        return evaluation_tokens(TrainConfig(**settings), steps)  # of 2,048 tokens a step, evaluated every 150
 
     assert scored() == 150 * 2048 // 5
-    assert scored(eval_interval=1) == FEWEST_SCORED == 16_384
-    assert scored(eval_interval=10**6) == scored(10**6) == MOST_SCORED == 524_288
+    assert scored(eval_interval=1) == FEWEST_TOKENS == 16_384
+    assert scored(eval_interval=10**6) == scored(10**6) == MOST_TOKENS == 524_288
     assert scored(450) == 450 * 2048 // 5
-    assert scored(2) == scored(2, eval_interval=1) == FEWEST_SCORED
+    assert scored(2) == scored(2, eval_interval=1) == FEWEST_TOKENS
     assert scored(eval_tokens=100) == scored(450, eval_tokens=100) == 100
     # A forward pass takes a third of a step: by default all evaluations take about a tenth of the run.
     assert 0.09 < (2 * scored() + scored(450)) / 3 / (450 * 2048) < 0.12
@@ -70,7 +70,7 @@ def counts(monkeypatch) -> list[int]:
         asked.append(256 if steps is None else 512)
         return asked[-1]
 
-    monkeypatch.setattr("train.targets_scored", scored)
+    monkeypatch.setattr("train.evaluation_tokens", scored)
     return asked
 
 
@@ -85,7 +85,7 @@ def test_steps_are_compared_on_the_same_targets_and_the_result_rests_on_more(tra
     assert (summary.val_loss, summary.val_tokens) == (result, 512) == (rows[1]["val_loss"], 512)
     checkpoint = load_checkpoint(run_dir / "checkpoints/best")
     with open_run(replace(train_config, run_dir=None)) as run:
-        again = evaluate(checkpoint.model, run.data, 16, 8, run.autocast, max_tokens=256)
+        again = evaluate(checkpoint.model, run.data, 8, run.autocast, max_tokens=256)
     assert f"best validation loss {result:.4f} nats/token" in caplog.text
     assert best.progress.best_loss == pytest.approx(again.loss, rel=1e-6) and best.progress.best_loss != result
     assert (best.progress.best_step, best.progress.best_tokens) == (20, 256)
@@ -259,6 +259,6 @@ def test_no_logits_of_all_targets_exist_in_an_evaluation(train_config, monkeypat
     monkeypatch.setattr(F, "linear", lambda x, w, b=None, of=F.linear: seen.append((x, w)) or of(x, w, b))
     with open_run(train_config) as run:
         run.model.runtime.largest_chunk = 4 * 257 * 16
-        evaluate(run.model, run.data, 16, 8, run.autocast)
+        evaluate(run.model, run.data, 8, run.autocast)
     rows = [len(x) for x, weight in seen if len(weight) >= 257]  # with padding
     assert rows and max(rows) <= 16

@@ -353,7 +353,7 @@ def evaluated(model: torch.nn.Module, config: TrainConfig) -> None:
     from data.prepare import prepare
 
     data = prepare(config.data, config.tokenizer, log=lambda line: None)
-    evaluate(model, data, 16, 4, torch.autocast("cpu", enabled=False), max_tokens=64)
+    evaluate(model, data, 4, torch.autocast("cpu", enabled=False), max_tokens=64)
 
 
 ON_A_MODEL: dict[str, Callable[[torch.nn.Module], Any]] = {

@@ -230,13 +230,13 @@ def documents(train_config, tmp_path):
 
 def test_a_long_validation_text_is_scored_in_part_saying_so_with_the_error_over_documents(documents, monkeypatch):
     with open_run(documents) as run:
-        whole = evaluate(run.model, run.data, 16, 8, run.autocast)
+        whole = evaluate(run.model, run.data, 8, run.autocast)
         scores = score(run.model, run.data.tokenizer, run.data.val[:], ScoringParams(run.autocast, 16)).total
         assert whole.tokens == len(run.data.val) - 1
         assert (whole.bpb, whole.bpb_stderr) == pytest.approx((scores.bpb, scores.bpb_stderr), rel=1e-3)
         half = len(run.data.val) // 2
-        monkeypatch.setattr("training.terminal.targets_scored", lambda *_: half)
-        part = evaluate(run.model, run.data, 16, 8, run.autocast, max_tokens=half)
+        monkeypatch.setattr("training.terminal.evaluation_tokens", lambda *_: half)
+        part = evaluate(run.model, run.data, 8, run.autocast, max_tokens=half)
         assert half - 16 < part.tokens <= half
         assert part.bpb == pytest.approx(whole.bpb, rel=0.02) and part.bpb_stderr > 0
         assert f"({part.tokens:,} in the last evaluation)" in "\n".join(describe(run.config, run.data, run.model))
@@ -246,8 +246,8 @@ def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(docum
     documents.data.document_mask = True
     with open_run(replace(documents, precision="bf16")) as run:
         whole = torch.autocast("cpu", enabled=False)
-        apart, rounded = (evaluate(run.model, run.data, 16, 8, autocast).loss for autocast in (whole, run.autocast))
-        joined = evaluate(run.model, replace(run.data, document_mask=False), 16, 8, whole).loss
+        apart, rounded = (evaluate(run.model, run.data, 8, autocast).loss for autocast in (whole, run.autocast))
+        joined = evaluate(run.model, replace(run.data, document_mask=False), 8, whole).loss
         assert rounded == pytest.approx(apart, rel=1e-3) and rounded != apart and not math.isclose(joined, apart)
         tokens, doc_starts = first_sequences(run.model, run.data)
         begun = doc_starts > 0  # others before the window

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -518,31 +519,32 @@ print(peak_memory(cpu) - before)
 def test_a_split_shorter_than_a_window_is_refused_with_the_remedy(tmp_path, text_file):
     data = prepared(tmp_path, text_file)
     assert len(data.val) == 631
-    data.check(630)
+    replace(data, block_size=630).check()
     message = r"validation split has 631 tokens.*model\.block_size=631: choose a smaller one.*=byte.*data\.val_fraction"
     with pytest.raises(DataError, match=message):
-        data.check(631)
+        replace(data, block_size=631).check()
     with pytest.raises(DataError, match="training split has 5,671 tokens"):
-        data.check(10_000)
+        replace(data, block_size=10_000).check()
 
 
 @pytest.mark.parametrize("mask", [False, True])
 def test_batches_are_windows_of_the_training_text_and_evaluations_cover_the_rest(tmp_path, mask):
     path = write_jsonl(tmp_path / "a.jsonl", essays(300))
     data = prepared(tmp_path, path, document_mask=mask)
-    batch = data.training(64, 4, 1)(7, 0, 4)
+    data = replace(data, block_size=64, batch_size=4)
+    batch = data.train_batch(7, 0, 4)
     assert np.array_equal(batch.inputs[:, 1:], batch.targets[:, :-1]) and batch.inputs.shape == (4, 64)
     places = [bytes(row.astype("<u2")) in data.train.tobytes() for row in batch.inputs]
     assert all(places) and (batch.doc_starts is not None) == mask
-    validation = list(data.validation(64, 4))
+    validation = list(data.validation_batches(4))
     assert sum(batch.targets.size for batch in validation) == len(data.val) - 1
     if mask:
         first = validation[0]
         assert np.array_equal(first.doc_starts[0][first.inputs[0] == 256], np.flatnonzero(first.inputs[0] == 256))
     for most in (1, 100, 128, len(data.val) - 2, len(data.val) - 1, 10**9):
-        scored = sum(batch.targets.size for batch in data.validation(64, 4, most))
-        assert data.validation_tokens(64, most) == scored
-    assert (data.targets(64), data.vocab_size, data.token_bytes().sum()) == (64, 257, 256)
+        scored = sum(batch.targets.size for batch in data.validation_batches(4, most))
+        assert data.validation_tokens(most) == scored
+    assert (data.targets_per_sequence, data.vocab_size, data.token_bytes().sum()) == (64, 257, 256)
 
 
 # nanoGPT
@@ -565,7 +567,8 @@ def opened(folder: Path, name: str = "gpt2", **settings) -> TokenDataset:
 def test_nanogpts_tokens_are_mapped_where_they_lie(folder):
     before, data = sorted(folder.iterdir()), opened(folder)
     assert (len(data.train), len(data.val)) == (1000, 100) and data.train[2:4].tolist() == [100, 150]
-    assert data.training(8, 4, 1)(0, 0, 4).inputs.shape == (4, 8) and data.vocab_size == 50_257
+    assert data.vocab_size == 50_257
+    assert replace(data, block_size=8, batch_size=4).train_batch(0, 0, 4).inputs.shape == (4, 8)
     assert sorted(folder.iterdir()) == before and opened(folder).fingerprint == data.fingerprint
     np.arange(200).astype("<u2").tofile(folder / "val.bin")
     assert opened(folder).fingerprint != data.fingerprint

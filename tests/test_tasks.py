@@ -67,21 +67,20 @@ def test_induction_asks_for_what_followed_the_mark():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_batches_are_a_function_of_seed_and_step_and_cut_without_a_change(name):
-    data = TaskData(name, TaskConfig(items=4), seed=3)
-    batch, again = data.training(32, 12, seed=3), data.training(32, 12, seed=3)
-    later = again(7, 0, 12)
-    whole = batch(5, 0, 12)
-    parts = [again(5, start, start + 3) for start in range(0, 12, 3)]
+    data, again = (TaskData(name, TaskConfig(items=4), 32, 12, seed=3) for _ in range(2))
+    later = again.train_batch(7, 0, 12)
+    whole = data.train_batch(5, 0, 12)
+    parts = [again.train_batch(5, start, start + 3) for start in range(0, 12, 3)]
     for field in ("inputs", "targets"):
         assert np.array_equal(np.concatenate([getattr(part, field) for part in parts]), getattr(whole, field))
     assert not np.array_equal(later.inputs, whole.inputs)
-    assert not np.array_equal(data.training(32, 12, seed=4)(5, 0, 12).inputs, whole.inputs)
-    assert ((whole.targets != -1).sum(axis=1) == data.targets(32)).all()
-    validation = [np.concatenate([part.inputs for part in data.validation(32, size)]) for size in (5, HELD_OUT)]
+    assert not np.array_equal(replace(data, seed=4).train_batch(5, 0, 12).inputs, whole.inputs)
+    assert ((whole.targets != -1).sum(axis=1) == data.targets_per_sequence).all()
+    validation = [np.concatenate([part.inputs for part in data.validation_batches(size)]) for size in (5, HELD_OUT)]
     assert np.array_equal(*validation) and len(validation[0]) == HELD_OUT
-    assert data.validation_tokens(32, 10**6) == validation[0].size
-    few = np.concatenate([part.inputs for part in data.validation(32, 2, max_tokens=100)])
-    assert np.array_equal(few, validation[0][:3]) and data.validation_tokens(32, 100) == few.size
+    assert data.validation_tokens(10**6) == data.validation_tokens(None) == validation[0].size
+    few = np.concatenate([part.inputs for part in data.validation_batches(2, max_tokens=100)])
+    assert np.array_equal(few, validation[0][:3]) and data.validation_tokens(100) == few.size
     assert not (validation[0][:, None, :] == whole.inputs).all(-1).any()
 
 
@@ -127,9 +126,9 @@ def test_a_run_reports_accuracy_in_place_of_bits_per_byte(task_config, capsys):
 def test_what_a_task_cannot_be_is_refused_in_one_sentence(name, task, size, remedy):
     given = f"^data={name} with data.task.items=.* cannot have model.block_size={size} and data.task.vocab_size="
     with pytest.raises(SettingsError, match=f"{given}.*: choose {remedy}"):
-        TaskData(name, TaskConfig(**task), seed=1).check(size)
-    TaskData(name, TaskConfig(), seed=1).check(64)
-    TaskData("copy", TaskConfig(vocab_size=3), seed=1).check(2)
+        TaskData(name, TaskConfig(**task), size).check()
+    TaskData(name, TaskConfig(), 64).check()
+    TaskData("copy", TaskConfig(vocab_size=3), 2).check()
 
 
 def test_a_model_with_fewer_ids_than_the_task_is_refused_and_a_plan_says_how_much_is_scored(task_config):

@@ -164,12 +164,12 @@ def test_the_seed_of_every_micro_batchs_dropout_is_its_own_whichever_rank_takes_
 def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation(train_config):
     train_config.model = replace(train_config.model, dropout=0.5, zero_init=False)
     with open_run(train_config) as run:
-        batch = run.batch
-        run.batch = lambda _, first, last: batch(0, first, last)
+        data = run.data
+        run.data = SimpleNamespace(train_batch=lambda _, first, last: data.train_batch(0, first, last))
         set_learning_rate(run.optimizers, 0.0)
         losses = [train_step(run, step)[0].item() for step in (0, 0, 1)]
         assert losses[0] == losses[1] != losses[2]
-        first, second = (evaluate(run.model, run.data, 16, 8, run.autocast) for _ in range(2))
+        first, second = (evaluate(run.model, data, 8, run.autocast) for _ in range(2))
         assert first == second and run.model.training
 
 
@@ -190,7 +190,7 @@ def test_a_run_is_scored_in_every_token_once_whatever_the_batch_and_as_its_check
     best = train(train_config)
     model = open_checkpoint(train_config.run_dir).model
     with open_run(replace(train_config, run_dir=None)) as run:
-        found = [evaluate(model, run.data, 16, size, run.autocast) for size in (1, 7, 500)]
+        found = [evaluate(model, run.data, size, run.autocast) for size in (1, 7, 500)]
         assert [one.loss for one in found] == pytest.approx([best] * 3, rel=1e-6)
         # With bytes for tokens, a byte costs a token's nats; <|endoftext|> before the text is not predicted.
         assert found[0].bpb == pytest.approx(best / math.log(2), rel=1e-6)
@@ -204,7 +204,7 @@ def test_a_run_is_scored_in_every_token_once_whatever_the_batch_and_as_its_check
         shares: list[torch.Tensor] = []
         monkeypatch.setattr(Ranks, "sum_", lambda self, nats: shares.append(nats) or nats)
         for ranks in (Ranks(), *(Ranks(n, 4) for n in range(4))):  # of the batches there are two at most
-            evaluate(model, run.data, 16, 500, run.autocast, ranks)
+            evaluate(model, run.data, 500, run.autocast, ranks)
         windows, _ = first_sequences(run.model, run.data)
         assert windows.shape[1] == 16 and 0 < windows.numel() <= 512 and torch.equal(windows[0], tokens[:16])
     assert (torch.stack(shares[1:]) != 0).sum(0).eq(1).all()

@@ -4,9 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from data.batches import Batch
-from data.prepare import TokenDataset
-from data.tasks import Data
+from data.batches import Batch, Dataset, TokenDataset
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT
 from model.layers import eval_mode
@@ -18,30 +16,34 @@ from training.distributed import Ranks
 
 ALONE = Ranks()
 MEASURED_TOKENS = 512  # enough to tell heads apart, in a hundredth of an evaluation's time
-# Targets that an evaluation scores while training; eval.py scores all.
-FEWEST_SCORED = 1 << 14
-MOST_SCORED = 1 << 19
+# Inputs that an evaluation reads while training; eval.py reads all.
+FEWEST_TOKENS = 1 << 14
+MOST_TOKENS = 1 << 19
 
 
-def targets_scored(config: TrainConfig, steps: int | None = None) -> int:
-    """Return the most targets that an evaluation scores, a function of the settings.
+def evaluation_tokens(config: TrainConfig, steps: int | None = None) -> int:
+    """Return the most inputs that an evaluation reads, a function of the settings.
 
-    eval_tokens, or a fifth of the targets of eval_interval steps; in the last evaluation, given the run's `steps`, a
-    fifth of all.
+    eval_tokens, or a fifth of the inputs of eval_interval steps; in the last evaluation, given the run's `steps`, a
+    fifth of all. Each input of a text has a target.
     """
     # A forward pass takes a third of a step, so the evaluations take about a tenth of the time of a run.
     count = steps or config.eval_interval
-    return config.eval_tokens or min(max(FEWEST_SCORED, config.tokens_per_step * count // 5), MOST_SCORED)
+    return config.eval_tokens or min(max(FEWEST_TOKENS, config.tokens_per_step * count // 5), MOST_TOKENS)
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: Data, block_size: int, batch_size: int, autocast: torch.autocast, ranks: Ranks = ALONE,
+    model: nn.Module,
+    data: Dataset,
+    batch_size: int,
+    autocast: torch.autocast,
+    ranks: Ranks = ALONE,
     max_tokens: int | None = None,
-) -> Evaluation:  # fmt: skip
+) -> Evaluation:
     """Return a model's nats on the validation text, or on the held-out sequences of a task.
 
-    max_tokens: the most tokens to read, spread evenly over the text and always the same; all if None. The ranks divide
+    max_tokens: the most inputs to read, spread evenly over the text and always the same; all if None. The ranks divide
     the batches among them, and each returns the figures of the whole. The model stays in its mode (train or eval).
     """
     device = next(model.parameters()).device
@@ -52,7 +54,7 @@ def evaluate(
     lengths = torch.from_numpy(data.token_bytes())
     figures = []
     sizes = []
-    batches = data.validation(block_size, batch_size, max_tokens)
+    batches = data.validation_batches(batch_size, max_tokens)
     with eval_mode(model):
         for number, batch in enumerate(batches):
             targets = torch.from_numpy(batch.targets)
@@ -79,11 +81,10 @@ def score_batch(
     return torch.stack([nats, hits.to(nats)])
 
 
-def first_sequences(model: GPT, data: Data) -> tuple[Tokens, DocStarts]:
+def first_sequences(model: GPT, data: Dataset) -> tuple[Tokens, DocStarts]:
     """Return about the first MEASURED_TOKENS of the validation data, and doc_starts or None."""
-    block_size = model.config.block_size
-    T = min(block_size, MEASURED_TOKENS)
-    batch = next(data.validation(block_size, MEASURED_TOKENS // T))
+    T = min(data.block_size, MEASURED_TOKENS)
+    batch = next(data.validation_batches(MEASURED_TOKENS // T))
     device = next(model.parameters()).device
     tokens = torch.from_numpy(batch.inputs[:, :T]).to(device)
     doc_starts = batch.doc_starts

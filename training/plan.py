@@ -20,9 +20,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from common.errors import one_of
 from common.text import command, duration, flat, plural, si
+from data.batches import Dataset, TokenDataset
 from data.config import TokenizerConfig
-from data.prepare import TokenDataset
-from data.tasks import Data
 from data.tokenizer import make_tokenizer
 from model.cpu import freed_memory_kept
 from model.gpt import GPT
@@ -31,7 +30,7 @@ from model.size import cache_bytes_per_token, count_parameters, flops_per_token,
 from training.config import TrainConfig
 from training.device import DEVICES, choose_device, choose_precision, fast_products
 from training.distributed import Ranks, with_recompute
-from training.evaluation import score_batch, targets_scored
+from training.evaluation import evaluation_tokens, score_batch
 from training.guest import generator_kept, process_kept
 from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
@@ -131,7 +130,7 @@ def predict_memory(
         train_step(run, 1)
         activations = max(0, live.most - before - weights)
         live.most = live.now
-        batch = next(run.data.validation(config.model.block_size, config.eval_batch_size or micro))
+        batch = next(run.data.validation_batches(config.eval_batch_size or micro))
         score_batch(run.model.eval(), batch, torch.device("cpu"), run.autocast)
     return Memory(weights, weights, state, activations, live.most)
 
@@ -142,7 +141,17 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
         model = with_recompute(GPT(config.model), config)
     text = np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
-    data = TokenDataset(tokenizer, text, text, "made up", "made up", config.data.document_mask)
+    data = TokenDataset(
+        tokenizer,
+        text,
+        text,
+        "made up",
+        "made up",
+        config.data.document_mask,
+        config.model.block_size,
+        config.batch_size,
+        config.seed,
+    )
     return Run(config, device, precision, data, model, ddp_model=model)
 
 
@@ -192,7 +201,7 @@ def here(
     config: TrainConfig,
     device: torch.device,
     flops: float,
-    data: Data,
+    data: Dataset,
 ) -> list[str]:
     """Return the lines about memory, time and the best size here, measured if a step fits."""
     # Predict the memory, and stop if there is too little.
@@ -310,7 +319,7 @@ def on_gpu(
     train_step: TrainStep,
     config: TrainConfig,
     flops: float,
-    data: Data,
+    data: Dataset,
 ) -> list[str]:
     """Return the lines about memory and time on plan.device."""
     peak, room = DEVICES[config.plan.device or ""]
@@ -328,17 +337,16 @@ def on_gpu(
     ]
 
 
-def time_line(config: TrainConfig, seconds: float, data: Data) -> str:
+def time_line(config: TrainConfig, seconds: float, data: Dataset) -> str:
     """Return the line about the time of a run whose steps take `seconds`."""
-    scored = partial(data.validation_tokens, config.model.block_size)
     # An evaluation takes forward passes, a third of a step.
     each = seconds / config.tokens_per_step / 3
-    pause = each * scored(targets_scored(config))
+    pause = each * data.validation_tokens(evaluation_tokens(config))
     ends = [config.max_steps] if config.max_steps else []
     if config.max_minutes:
         ends.append(max(1, round(60 * config.max_minutes / (seconds + pause / config.eval_interval))))
     steps = min(ends)
     evaluations = math.ceil(steps / config.eval_interval)
-    pauses = (evaluations - 1) * pause + each * scored(targets_scored(config, steps))
+    pauses = (evaluations - 1) * pause + each * data.validation_tokens(evaluation_tokens(config, steps))
     counted = f"{plural(steps, 'step')} and {plural(evaluations, 'evaluation')} of {pauses / evaluations:.3g} s"
     return f"time      {duration(steps * seconds + pauses)} for {counted}"

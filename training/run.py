@@ -16,8 +16,7 @@ from torch.amp import GradScaler
 from common.console import Signals
 from common.errors import SettingsError
 from common.text import plural
-from data.batches import StepBatch
-from data.tasks import Data
+from data.batches import Dataset
 from model.gpt import GPT
 from model.size import flops_per_token
 from model.weights import plain_weights
@@ -45,7 +44,7 @@ class Run:
     device: torch.device
     dtype: torch.dtype
     """The type of the matrix products in the forward pass."""
-    data: Data
+    data: Dataset
     model: GPT
     ddp_model: nn.Module
     """The model for the training step: itself, or wrapped by DDP."""
@@ -69,8 +68,6 @@ class Run:
     """Steps to take; None if only max_minutes ends the run."""
     micro_batch_size: int = field(init=False)
     """Sequences in one forward pass."""
-    batch: StepBatch = field(init=False)
-    """batch(step, start, stop): sequences `start` to `stop` of a step's global batch."""
     targets_per_step: int = field(init=False)
     """Targets in a global batch, by which its summed loss is divided."""
     autocast: torch.autocast = field(init=False)
@@ -90,8 +87,7 @@ class Run:
         device = self.device.type
         self.max_steps = steps_to_take(config, self.model)
         self.micro_batch_size = config.micro_batch_size or rank_batch_size(config, self.ranks.size)
-        self.batch = self.data.training(config.model.block_size, config.batch_size, config.seed)
-        self.targets_per_step = config.batch_size * self.data.targets(config.model.block_size)
+        self.targets_per_step = config.batch_size * self.data.targets_per_sequence
         self.autocast = torch.autocast(device, dtype=self.dtype, enabled=self.dtype != torch.float32)
         self.scaler = GradScaler(device, enabled=self.dtype == torch.float16)
         self.optimizers = make_optimizers(self.model, config.optimizer, self.ranks)

@@ -20,9 +20,10 @@ from common.console import Signals, in_notebook, show_log
 from common.errors import SettingsError
 from common.files import os_errors_named, replace_text, user_path
 from common.settings import from_arguments
+from data.batches import Dataset
 from data.config import VOCABULARIES
 from data.prepare import prepare
-from data.tasks import Data, TaskData
+from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
 from model.attention.check import moved_layer, refuse_leak, unreached
@@ -166,21 +167,23 @@ def check_end(run: Run) -> None:
         )
 
 
-def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> Data:
+def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> Dataset:
     """Return the tokens of the text, or the task.
 
     encoding: the tokenizer of pretrained weights. prepares: whether this process may make the tokens; another waits
     for them. Raises SettingsError if the model does not fit the data.
     """
-    data: Data
+    data: Dataset
+    block_size = config.model.block_size
     if config.data.is_task:
-        data = TaskData(config.data.source, config.data.task, config.seed)
+        data = TaskData(config.data.source, config.data.task, block_size, config.batch_size, config.seed)
     elif config.init_from and encoding is None:
         problem = f"init_from={config.init_from} has no tokenizer for data={config.data.source}"
         raise SettingsError(problem, "choose the data of a synthetic task, or another init_from")
     else:
-        data = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info, prepares=prepares)
-    data.check(config.model.block_size)
+        text = prepare(config.data, config.tokenizer, encoding=encoding, log=log.info, prepares=prepares)
+        data = replace(text, block_size=block_size, batch_size=config.batch_size, seed=config.seed)
+    data.check()
     size = config.model.vocab_size
     if size and size < data.vocab_size:
         owner = "task" if config.data.is_task else "tokenizer"

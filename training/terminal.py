@@ -10,15 +10,15 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from common.console import Bar, progress_bar
 from common.text import command, hydra_quoted, plural
-from data.prepare import TokenDataset
-from data.tasks import HELD_OUT, Data
+from data.batches import Dataset, TokenDataset
+from data.tasks import HELD_OUT
 from data.tokenizer import gzip_bits
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token
 from runs.metrics import Row
 from training.config import TrainConfig
 from training.device import peak_flops, peak_memory
-from training.evaluation import targets_scored
+from training.evaluation import evaluation_tokens
 from training.logger import Logger
 from training.run import Run
 
@@ -145,14 +145,14 @@ def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
     return steps * config.tokens_per_step / len(data.train)
 
 
-def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
+def describe(config: TrainConfig, data: Dataset, model: GPT) -> list[str]:
     """Return the lines that describe a run's data, model and length; config has its max_steps."""
     # Describe the data, and the length of the run.
     block_size = config.model.block_size
     length = plural(config.max_steps, "step") if config.max_steps else f"{config.max_minutes:g} min in steps"
     length += f" of {config.batch_size} × {block_size} tokens"
     if isinstance(data, TokenDataset):
-        scored = data.validation_tokens(block_size, targets_scored(config, config.max_steps))
+        scored = data.validation_tokens(evaluation_tokens(config, config.max_steps))
         evaluation = "the last evaluation" if config.max_steps else "an evaluation"
         read = f"{len(data.train):,} for training, {len(data.val):,} for validation ({scored:,} in {evaluation})"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
@@ -165,8 +165,8 @@ def describe(config: TrainConfig, data: Data, model: GPT) -> list[str]:
             if passes > EPOCHS and not config.model.dropout:
                 length += f" (beyond {EPOCHS} a model may learn the text by heart)"
     else:
-        counted = f"{plural(data.targets(block_size), 'answer')} in each sequence of {block_size:,} tokens"
-        lines = [f"task      {data.name}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} sequences held out"]
+        counted = f"{plural(data.targets_per_sequence, 'answer')} in each sequence of {block_size:,} tokens"
+        lines = [f"task      {config.data.source}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} sequences held out"]
 
     if config.patience:
         length += f", fewer if {plural(config.patience, 'evaluation')} in a row bring no better loss"
