@@ -28,7 +28,7 @@ from training.evaluation import evaluate, evaluation_tokens
 from training.failures import explain_failures
 from training.log import Loggers
 from training.optimizer import schedule_factor, set_learning_rate
-from training.run import Run
+from training.run import Run, is_due
 from training.start import open_run, try_trained
 
 log = logging.getLogger("tinygpt")
@@ -50,11 +50,10 @@ def train(config: TrainConfig) -> float:
         progress = run.progress
         while True:
             run.exit_on_signal()  # after Ctrl-C or SIGTERM; it saves first
-
-            # Once in a while and at the end: evaluate and save, or only save. A resumed run may begin at a step that
-            # it has evaluated.
             done = run.fraction_done()
             finished = done >= 1 or run.is_out_of_patience
+
+            # Evaluate the model and save it, or only save it. A resumed run may begin at a step that it has evaluated.
             if not progress.is_evaluated and (finished or is_due(progress.step, config.eval_interval)):
                 finished = validate(run, loggers, finished)
             elif finished or is_due(progress.step, config.checkpoint_interval):
@@ -62,40 +61,26 @@ def train(config: TrainConfig) -> float:
             if finished:
                 break
 
-            # One optimizer step at this step's learning rate. If memory runs out, the error names the activity.
+            # Take a step at the learning rate of the schedule.
             factor = schedule_factor(config.schedule, progress.step, done, run.max_steps)
             set_learning_rate(run.optimizers, factor)
-            run.note_activity(f"micro_batch_size={run.micro_batch_size}", run.smaller_micro_batch())
             loss, grad_norm = train_step(run, progress.step)
-            progress.step += 1
-            run.exclude_compile_time()  # of a first step, which max_minutes does not count
+            run.after_step()
 
-            # Log. Reading a number waits for the device. So read the loss only if it is logged, and the count of
-            # skipped steps only then or after max_skipped_steps.
-            is_logged = progress.step == 1 or is_due(progress.step, config.log_interval)
-            if is_logged or is_due(progress.step, config.max_skipped_steps):
-                run.check_numbers()
-            if is_logged:
-                loggers.on_step(loss=loss.item(), lr=factor * config.optimizer.lr, grad_norm=grad_norm.item())
-            else:
-                loggers.on_step()
+            # Log its loss.
+            loggers.on_step(loss, grad_norm, lr=factor * config.optimizer.lr)
         run.checkpointer.finish()
     return progress.result
-
-
-def is_due(step: int, interval: int) -> bool:
-    """Return whether `step` is a positive multiple of `interval`."""
-    return step > 0 and step % interval == 0
 
 
 def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """Take one optimizer step on global batch `step`; return its loss and its gradient's norm.
 
     The loss is in nats per target, the norm is that before clipping. Both stay on the device: nothing here waits for
-    it. If either is not finite, the step is skipped.
+    it. If either is not finite, the step changes nothing.
     """
     # Forward and backward, one micro-batch after the other: gradients add up.
-    batch_loss = torch.zeros((), device=run.device)
+    step_loss = torch.zeros((), device=run.device)
     starts = run.micro_batch_starts()
     for start in starts:
         batch = run.data.train_batch(step, start, start + run.micro_batch_size)
@@ -105,30 +90,31 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         with sync_gradients(run.ddp_model, last=(start == starts[-1])):
             with run.autocast:
                 # Divide by the targets of the global batch: the micro-batch size changes dropout and roundings alone.
-                loss = run.ddp_model(inputs, targets, doc_starts=doc_starts) / run.targets_per_step
-            # DDP averages gradients over the ranks; times the number of ranks, the mean is the sum.
-            run.scaler.scale(loss * run.ranks.size).backward()
-        batch_loss += loss.detach()
-    run.ranks.sum_(batch_loss)
+                loss = run.ddp_model(inputs, targets, doc_starts=doc_starts) / run.loss_divisor
+            run.scaler.scale(loss).backward()  # fp16 needs a larger loss, for its gradients not to vanish
+        step_loss += loss.detach()
+    step_loss = run.ranks.mean_(step_loss)
 
-    # Clip, by a number that the optimizers divide the gradient by. In fp16 unscale_() first undoes the loss's scale.
+    # Clip: the optimizers will divide the gradients. In fp16 unscale_() first undoes the loss's scale.
     for optimizer in run.optimizers:
         run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
     grad_norm = gradient_norm(run.model)
     largest_norm = run.config.grad_clip or float("inf")  # grad_clip=0: no clipping
     clip_divisor = (grad_norm / largest_norm).clamp(min=1)
 
-    # Update the weights, unless loss or gradient is not finite. The optimizers take that flag as a tensor, so that
-    # nothing waits for the device, as scaler.step() would. update() lowers the scale if unscale_() met an infinity.
-    skip = ~(batch_loss + grad_norm).isfinite()
+    # Update the weights, unless loss or gradient is not finite. As torch's fused optimizers do, ours take divisor and
+    # flag as tensors, so that nothing waits for the device. update() lowers fp16's scale if unscale_() met an infinity.
+    skip = ~(step_loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
-        optimizer.step(skip, clip_divisor)
+        optimizer.grad_scale = clip_divisor
+        optimizer.found_inf = skip.float()
+        optimizer.step()
     run.scaler.update()
     run.count_skipped(skip)
 
     # Set the gradients to None. But DDP's are views of its buckets, and None would detach them: zero them in place.
     run.model.zero_grad(set_to_none=run.ddp_model is run.model)
-    return batch_loss, grad_norm
+    return step_loss, grad_norm
 
 
 def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
@@ -137,19 +123,20 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
     finished: whether the run is at its last step. Returns whether it ends here, as it may for want of a better loss.
     """
     # Save before the evaluation too: if it fails, no step is lost.
-    is_saved = run.save()  # False if the run diverges
+    run.save()
     max_tokens = evaluation_tokens(run.config, run.progress.step if finished else None)
     with run_eagerly(run.compiled):  # each of the many shapes would compile
         try_trained(run)
         result = evaluate_run(run, max_tokens)
-        record_evaluation(run, result, max_tokens)
+        is_saved = run.is_saved()
+        record_evaluation(run, result, max_tokens, is_saved)
         finished = finished or run.is_out_of_patience
         sample = write_sample(run)
         if finished and run.config.sample_tokens:
-            run.note_activity("the measurement of decoding", "sample_tokens=0")
-            run.decode_rate = decode_rate(run.model)
-        run.note_activity("the measurement of the heads")  # by the loggers, for the page
-        loggers.on_evaluation(result, sample)
+            with run.activity("the measurement of decoding", "sample_tokens=0"):
+                run.decode_rate = decode_rate(run.model)
+        with run.activity("the measurement of the heads"):  # by the loggers, for the page
+            loggers.on_evaluation(result, sample)
     # Save the result. The checkpoint has the weights already: only its meta.json is written.
     if is_saved or finished:
         run.save(finished=finished)
@@ -159,12 +146,15 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
 def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
     """Score the model on at most `max_tokens` inputs of the validation split."""
     batch_size = run.config.eval_batch_size or run.micro_batch_size
-    run.note_activity("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else "")
-    return evaluate(run.ddp_model, run.data, batch_size, run.autocast, run.ranks, max_tokens)
+    with run.activity("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else ""):
+        return evaluate(run.ddp_model, run.data, batch_size, run.autocast, run.ranks, max_tokens)
 
 
-def record_evaluation(run: Run, result: Evaluation, max_tokens: int) -> None:
-    """Record the result of an evaluation on at most `max_tokens`, and the step if it is the best."""
+def record_evaluation(run: Run, result: Evaluation, max_tokens: int, is_saved: bool) -> None:
+    """Record the result of an evaluation on at most `max_tokens`, and the step if it is the best.
+
+    is_saved: whether this step has a checkpoint; the best step has one.
+    """
     progress = run.progress
     # The last evaluation may read more than the earlier ones: to compare them, evaluate as much as they did.
     compared = result
@@ -173,18 +163,20 @@ def record_evaluation(run: Run, result: Evaluation, max_tokens: int) -> None:
         compared = evaluate_run(run, usual)
     progress.evaluated = progress.step
     progress.metrics = result.figures
-    progress.compare(compared.loss, compared.tokens)
+    if is_saved:
+        progress.compare(compared.loss, compared.tokens)
 
 
 def write_sample(run: Run) -> str:
     """Return how the model continues sample_prompt; "" if it is not asked to, or cannot."""
     config = run.config
-    if not run.config.sample_tokens or not run.data.tokenizer:
+    if not config.sample_tokens or not run.data.tokenizer:
         return ""
-    run.note_activity("the sample", "sample_tokens=0")
-    text = generate_text(run.model, run.data.tokenizer, config.sample_prompt, max_new_tokens=config.sample_tokens)
     try:
-        return "".join(text)
-    except FloatingPointError as error:  # check_numbers ends the run if the weights stay like this
+        with run.activity("the sample", "sample_tokens=0"):
+            prompt = config.sample_prompt
+            text = generate_text(run.model, run.data.tokenizer, prompt, max_new_tokens=config.sample_tokens)
+            return "".join(text)
+    except FloatingPointError as error:  # check_numbers() ends the run if the weights stay like this
         log.warning("step %d: there is no sample (%s)", run.progress.step, error)
         return ""

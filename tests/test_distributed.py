@@ -27,6 +27,7 @@ from training.plan import trial_run
 RANKS = """
 import faulthandler, json, os, signal, socket, sys
 from pathlib import Path
+import numpy as np
 import torch, torch._dynamo  # a rank would import them
 import generation.generate, training.log, pages.report, training.start
 from data.batches import TokenDataset

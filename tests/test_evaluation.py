@@ -12,6 +12,7 @@ from common.errors import SettingsError
 from data.config import DataConfig, TaskConfig
 from model.config import GPTConfig
 from model.loss import IGNORE_INDEX, nats_of_each
+from runs import checkpointer
 from runs.checkpoint import Progress, load_checkpoint, read_meta
 from runs.metrics import Evaluation, read_metrics
 from runs.summary import read_summary
@@ -19,6 +20,7 @@ from train import train, train_step
 from training.config import TrainConfig
 from training.evaluation import FEWEST_TOKENS, MOST_TOKENS, evaluate, evaluation_tokens
 from training.plan import predict_memory
+from training.run import Run
 from training.start import open_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -154,6 +156,31 @@ def dying_after(last: int):
         return train_step(run, number)
 
     return step
+
+
+@pytest.mark.parametrize("lost", ["not finite", "not written"])
+def test_a_step_without_a_checkpoint_is_never_the_best(train_config, monkeypatch, lost):
+    losses_of(monkeypatch, {10: 2.5, 20: 2.6, 30: 3.0})
+    config = replace(train_config, max_steps=30)
+    if lost == "not finite":
+        finite = Run.weights_are_finite
+        monkeypatch.setattr(Run, "weights_are_finite", lambda run: run.progress.step != 10 and finite(run))
+    else:
+
+        def write(directory, *given, write=checkpointer.write_checkpoint):
+            if directory.name == "step_10":
+                raise OSError(28, "No space left on device")
+            write(directory, *given)
+
+        monkeypatch.setattr(checkpointer, "write_checkpoint", write)
+    assert train(config) == 2.6
+    checkpoints = Path(config.run_dir) / "checkpoints"
+    assert (
+        not (checkpoints / "step_10").exists()
+        and (checkpoints / "best").resolve() == (checkpoints / "step_20").resolve()
+    )
+    assert read_meta(checkpoints / "last").progress.best_step == 20
+    assert read_summary(Path(config.run_dir)).val_loss == 2.6
 
 
 def test_losses_on_other_numbers_of_targets_are_not_compared():

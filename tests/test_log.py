@@ -48,7 +48,8 @@ def test_rows_and_the_summary_say_what_was_spent_and_begin_anew_with_a_new_run(t
         for step, took in enumerate((1.0, 2.0, 1.0, 8.0), 1):
             now[0] += took
             run.progress.step = step
-            loggers.on_step(**{} if step == 3 else dict(loss=1.0, lr=0.1, grad_norm=1.0))
+            run.config.log_interval = 1 if step != 3 else 10
+            loggers.on_step(torch.tensor(1.0), torch.tensor(1.0), lr=0.1)
             if step == 3:  # an evaluation between two lines does not slow the training down
                 now[0] += 500
                 loggers.on_evaluation(Evaluation(1.0, 1, 1), "")
@@ -65,7 +66,9 @@ def test_rows_and_the_summary_say_what_was_spent_and_begin_anew_with_a_new_run(t
 def test_metrics_are_json_whatever_the_numbers_are_and_what_cannot_be_read_is_passed_over(train_config, monkeypatch):
     with open_run(train_config) as run, Loggers(run) as loggers:
         run.progress.step = 1
-        loggers.on_step(loss=math.nan, lr=math.inf, of_heads=[[math.nan, 0.5], [-math.inf]])
+        of_heads = {"of_heads": [[math.nan, 0.5], [-math.inf]]}
+        monkeypatch.setattr(Loggers, "_row", lambda self, row=Loggers._row, **values: row(self, **values | of_heads))
+        loggers.on_step(torch.tensor(math.nan), torch.tensor(1.0), lr=math.inf)
     file = run.directory / "metrics.jsonl"
     with file.open("ab") as end:
         end.write(b'{"step": 2, "lo\n\n7\n{"loss": 1}\n\xff\xfe\n{"step": 3, "loss": null}\n{"st')
@@ -106,7 +109,7 @@ def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, mo
 
 def test_skipped_steps_are_counted_in_a_row_and_do_not_keep_the_end_from_being_saved(train_config, monkeypatch, caplog):
     def step(run, number, step=train_module.train_step):
-        run.targets_per_step = math.nan if number in (0, 2, 3) else 128
+        run.loss_divisor = math.nan if number in (0, 2, 3) else 128
         return step(run, number)
 
     monkeypatch.setattr("train.train_step", step)

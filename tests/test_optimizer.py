@@ -24,7 +24,12 @@ from training.optimizer import (
     set_learning_rate,
 )
 
-GO, ONE = torch.tensor(False), torch.tensor(1.0)
+
+def take(optimizer: Muon | AdamW, grad_scale: float = 1.0, found_inf: torch.Tensor | None = None) -> None:
+    """Take a step of an optimizer."""
+    optimizer.grad_scale = torch.tensor(grad_scale)
+    optimizer.found_inf = torch.tensor(0.0) if found_inf is None else found_inf
+    optimizer.step()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -91,7 +96,7 @@ def test_muon_moves_each_part_of_a_weight_by_the_polar_factor_of_each_slices_mom
     for _ in range(5):
         for weight in parts:
             weight.grad = torch.randn(weight.shape)
-        muon.step(GO, ONE)
+        take(muon)
         for weight, rows in parts.items():
             momenta[weight] = 0.9 * momenta[weight] + 0.1 * weight.grad
             nesterov = (0.1 * weight.grad + 0.9 * momenta[weight]).split(rows)
@@ -133,7 +138,7 @@ def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
                 a.grad = scale * torch.randn(a.shape)
                 b.grad = a.grad.clone()
         for optimizer in optimizers:
-            optimizer.step(GO, ONE)
+            take(optimizer)
         oracle.step()
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
@@ -167,13 +172,13 @@ def test_on_a_mac_adamw_honours_the_divisor_and_the_skip_that_its_fused_kernel_i
             torch.manual_seed(step)
             for parameter in model.parameters():
                 parameter.grad = torch.randn_like(parameter) * (gradient if step == 2 else 1)
-        skip = torch.tensor(step == 2 and gradient != gradient)
+        skip = torch.tensor(float(step == 2 and gradient != gradient))
         for optimizer in fused:
-            optimizer.step(skip, torch.tensor(4.0))
+            take(optimizer, 4.0, skip)
         with monkeypatch.context() as patch:
             patch.setattr(torch, "_fused_adamw_", ignoring)
             for optimizer in on_mac:
-                optimizer.step(skip.as_subclass(OnAMac), torch.tensor(4.0))
+                take(optimizer, 4.0, skip.as_subclass(OnAMac))
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -200,7 +205,7 @@ def test_gradients_are_divided_as_the_step_is_told(name):
             for parameter in model.parameters():
                 parameter.grad = (factor if step else 1.0) * torch.randn_like(parameter)
             for optimizer in optimizers:
-                optimizer.step(GO, torch.tensor(factor if step else 1.0))
+                take(optimizer, factor if step else 1.0)
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
 
 

@@ -75,6 +75,10 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def mean_(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by its mean over the ranks."""
+        return self.sum_(tensor).div_(self.size)
+
     def send_(self, tensor: Tensor) -> None:
         """Replace a tensor by rank 0's."""
         if self.launched:

@@ -1,4 +1,4 @@
-"""Failures of a device or another rank, in sentences with a remedy and a checkpoint."""
+"""Failures of a run: of its memory, its device or another rank, in sentences with a remedy and a checkpoint."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +17,19 @@ def explain_failures(run: Run) -> Iterator[None]:
     """
     try:
         yield
+    except DeviceError as error:  # of an activity whose memory ran out
+        raise DeviceError(error.problem, f"{error.remedy}; {way_back(run)}") from None
     except (MemoryError, RuntimeError) as error:
         # Name the failure. Few of these errors have a type, so their words decide. Memory comes first, because its
-        # errors have the words of device failures too.
+        # errors have the words of device failures too. If it runs out in no other activity, it does so in a step.
         words = str(error)
         after = f"after step {run.progress.step}"
         kind: type[SettingsError] = DeviceError
         lost = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "gloo")
         shortage = memory_shortage(error)
         if shortage:
-            problem = f"{run.activity} {after} needs more memory than there is ({shortage})"
-            remedy = f"set {run.smaller}" if run.smaller else "choose a smaller model or model.block_size"
+            problem = f"micro_batch_size={run.micro_batch_size} {after} needs more memory than there is ({shortage})"
+            remedy = smaller_micro_batch(run.micro_batch_size)
         elif device_failed(error):
             problem = f"{run.device} failed {after} ({first_line(error)})"
             remedy = "look for the cause in nvidia-smi and dmesg, or set device=cpu"
@@ -40,10 +42,17 @@ def explain_failures(run: Run) -> Iterator[None]:
             kind = SettingsError
         else:
             raise
+        raise kind(problem, f"{remedy}; {way_back(run)}") from None
 
-        # Name the newest checkpoint, once it is written: its copy is in main memory.
-        run.checkpointer.wait()
-        last = run.checkpointer.last()
-        resume = hydra_quoted("resume", run.directory)
-        again = f"{resume} goes on from {last.name}" if last else "nothing has been saved yet"
-        raise kind(problem, f"{remedy}; {again}") from None
+
+def way_back(run: Run) -> str:
+    """Return how to go on from the newest checkpoint, once it is written: its copy is in main memory."""
+    run.checkpointer.wait()
+    last = run.checkpointer.last()
+    return f"{hydra_quoted('resume', run.directory)} goes on from {last.name}" if last else "nothing has been saved yet"
+
+
+def smaller_micro_batch(size: int) -> str:
+    """Return the remedy for a step that needs too much memory: the next smaller micro-batch."""
+    smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
+    return f"set micro_batch_size={smaller}" if smaller else "choose a smaller model or model.block_size"

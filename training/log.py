@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
+from torch import Tensor
+
 from common.errors import first_line
 from model.heads import head_statistics
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token
@@ -123,16 +125,17 @@ class Loggers:
     def __exit__(self, kind: type | None, error: BaseException | None, *trace: object) -> None:
         self._call("on_end", error)
 
-    def on_step(self, **measured: float) -> None:
-        """Report the step just taken; `measured` has loss, lr and grad_norm if the step is logged."""
-        if measured:
+    def on_step(self, loss: Tensor, grad_norm: Tensor, lr: float) -> None:
+        """Report the step just taken; its numbers are read from the device if it is logged."""
+        if self.run.logs_step:
             # The speed is the mean since the last report.
+            numbers = {"loss": loss.item(), "lr": lr, "grad_norm": grad_norm.item()}
             step = self.run.progress.step
             now = time.perf_counter()
             last_step, then = self.last_report
             self.last_report = (step, now)
-            measured["tokens_per_s"] = (step - last_step) * self.run.config.tokens_per_step / (now - then)
-            self._call("on_row", self._row(**measured), "")
+            speed = (step - last_step) * self.run.config.tokens_per_step / (now - then)
+            self._call("on_row", self._row(**numbers, tokens_per_s=speed), "")
         self._call("on_step")
 
     def on_evaluation(self, result: Evaluation, sample: str) -> None:

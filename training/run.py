@@ -4,6 +4,7 @@ import hashlib
 import logging
 import math
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from runs.directory import log_sizes
 from runs.origin import PROJECT_HASH
 from training import __version__
 from training.config import TrainConfig
+from training.device import memory_errors
 from training.distributed import Ranks
 from training.guest import seed_generators
 from training.optimizer import AdamW, Muon, make_optimizers, optimizer_state
@@ -59,17 +61,12 @@ class Run:
     decode_rate: float | None = None
     """Tokens per second at which the finished model generates one text; None until then."""
 
-    activity: str = ""
-    """The part of the run that is under way, which a lack of memory names."""
-    smaller: str = ""
-    """A setting with which that part needs less memory."""
-
     max_steps: int | None = field(init=False)
     """Steps to take; None if only max_minutes ends the run."""
     micro_batch_size: int = field(init=False)
     """Sequences in one forward pass."""
-    targets_per_step: int = field(init=False)
-    """Targets in a global batch, by which its summed loss is divided."""
+    loss_divisor: float = field(init=False)
+    """The number of targets in a global batch, divided by that of the ranks."""
     autocast: torch.autocast = field(init=False)
     """Context of the forward pass, in which products have type dtype."""
     scaler: GradScaler = field(init=False)
@@ -87,7 +84,8 @@ class Run:
         device = self.device.type
         self.max_steps = steps_to_take(config, self.model)
         self.micro_batch_size = config.micro_batch_size or rank_batch_size(config, self.ranks.size)
-        self.targets_per_step = config.batch_size * self.data.targets_per_sequence
+        # DDP averages the gradients over the ranks, where the sum is wanted.
+        self.loss_divisor = config.batch_size * self.data.targets_per_sequence / self.ranks.size
         self.autocast = torch.autocast(device, dtype=self.dtype, enabled=self.dtype != torch.float32)
         self.scaler = GradScaler(device, enabled=self.dtype == torch.float16)
         self.optimizers = make_optimizers(self.model, config.optimizer, self.ranks)
@@ -99,31 +97,31 @@ class Run:
     def checkpointer(self) -> AsyncCheckpointer:
         return AsyncCheckpointer(self.directory / "checkpoints", self.config.keep_checkpoints, self.data.tokenizer)
 
-    def note_activity(self, activity: str, smaller: str = "") -> None:
-        """Note an activity, and a smaller setting, for the error if memory runs out."""
-        self.activity = activity
-        self.smaller = smaller
-
-    def smaller_micro_batch(self) -> str:
-        """Return the setting of the next smaller micro-batch, "" for a single sequence."""
-        size = self.micro_batch_size
-        smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
-        return f"micro_batch_size={smaller}" if smaller else ""
-
     @property
     def seconds(self) -> float:
         """Training time, that before a resume included."""
         return self.progress.seconds + time.perf_counter() - self.started
 
-    def exclude_compile_time(self) -> None:
-        """Restart the clock after the first step of a compiled run, a resumed one too.
+    def after_step(self) -> None:
+        """Count a step, and end a run whose steps are skipped.
 
-        Compiling takes about a minute, which does not count for max_minutes and the schedule.
+        Compiling takes about a minute, which does not count for max_minutes and the schedule: the clock begins anew
+        after the first step of a compiled run, a resumed one too.
         """
+        self.progress.step += 1
         if self.has_to_compile:
             self.skipped.tolist()  # waits for the device, which may still compute the step
             self.started = time.perf_counter()
             self.has_to_compile = False
+        # To read the numbers of skipped steps waits for the device: do so when the step is logged, or when as many may
+        # have been skipped as end a run.
+        if self.logs_step or is_due(self.progress.step, self.config.max_skipped_steps):
+            self.check_numbers()
+
+    @property
+    def logs_step(self) -> bool:
+        """Whether the step just taken is logged: the first one, and those of log_interval."""
+        return self.progress.step == 1 or is_due(self.progress.step, self.config.log_interval)
 
     @property
     def precision(self) -> str:
@@ -174,10 +172,13 @@ class Run:
         If it exists, only its meta.json is written. Returns False, and writes nothing, while the run diverges or if a
         weight is not finite. Every rank must call.
         """
-        progress = self.progress
-        self.note_activity("a save")
         self.check_numbers(finished=finished)
+        with self.activity("a save"):
+            return self._save(finished)
+
+    def _save(self, finished: bool) -> bool:
         # In fp16 a skipped step is no divergence while the scale of the loss can fall; elsewhere the scale is 1.
+        progress = self.progress
         diverges = progress.skipped_in_a_row and self.scaler.get_scale() <= 1
         if (diverges and not finished) or not self.weights_are_finite():
             log.warning("step %d is not finite, so it is not saved: the checkpoints stay as they are.", progress.step)
@@ -193,6 +194,15 @@ class Run:
             optimizer = {} if has_tensors else optimizer_state(self.model, self.optimizers)
             self.checkpointer.save(weights, optimizer, self.meta())
         return True
+
+    def is_saved(self) -> bool:
+        """Return whether this step's checkpoint has been written; every rank must call."""
+        return bool(self.ranks.broadcast(self.ranks.is_first and self.checkpointer.has(self.progress.step)))
+
+    def activity(self, name: str, smaller: str = "") -> AbstractContextManager[None]:
+        """Name a part of the run, and a setting with which it needs less memory, if memory runs out in it."""
+        remedy = f"set {smaller}" if smaller else "choose a smaller model or model.block_size"
+        return memory_errors(f"{name} after step {self.progress.step} needs more memory than there is", remedy)
 
     def meta(self) -> Meta:
         """Return the meta.json of a checkpoint of the run's current state."""
@@ -258,6 +268,11 @@ class Run:
             "tinygpt": __version__,
             "project_hash": PROJECT_HASH,
         }
+
+
+def is_due(step: int, interval: int) -> bool:
+    """Return whether `step` is a positive multiple of `interval`."""
+    return step > 0 and step % interval == 0
 
 
 def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
