@@ -96,7 +96,8 @@ function legend(lines, width) {
 
 // Draw both axes; returns the left edge, and a function that gives a point's place.
 function axes(svg, {x, y, logarithmic = [], top = Infinity}, points, width, above, below) {
-  const heights = points.flatMap(point => [point.lowest ?? point[y], point.highest ?? point[y]]);
+  const known = points.filter(point => point[y] !== null);
+  const heights = known.flatMap(point => [point.lowest ?? point[y], point.highest ?? point[y]]);
   const down = scale(
     heights.map(value => Math.min(value, top)),
     logarithmic[1],
@@ -125,19 +126,36 @@ function axes(svg, {x, y, logarithmic = [], top = Infinity}, points, width, abov
   return {left, place: (point, name = y) => [across.to(point[x]), down.to(point[name])]};
 }
 
-const path = places => `M${places.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}`;
+// A path through places; a single one is a dash of two pixels.
+function path(places) {
+  const [[x, y]] = places;
+  if (places.length === 1) return `M${(x - 1).toFixed(1)} ${y.toFixed(1)}h2`;
+  return `M${places.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}`;
+}
 
-// A line's drawing: its band, itself, its markers.
-function trace(line, place) {
+// The runs of neighbours between a line's gaps, at which a point's height is null.
+function pieces(points, y) {
+  const found = [[]];
+  for (const point of points) {
+    if (point[y] !== null) found.at(-1).push(point);
+    else if (found.at(-1).length) found.push([]);
+  }
+  return found.filter(piece => piece.length);
+}
+
+// A line's drawing: its band, itself, its markers. Where it has gaps, so have they.
+function trace(line, place, y) {
   const group = draw("g", {stroke: line.colour, fill: line.colour, opacity: line.faded ? 0.25 : 1});
-  const places = line.points.map(point => place(point));
-  if (line.points[0]?.lowest !== undefined) {
-    const bounds = ["highest", "lowest"].map(name => line.points.map(point => place(point, name)));
+  const whole = pieces(line.points, y);
+  const places = whole.flat().map(point => place(point));
+  for (const piece of whole[0]?.[0].lowest === undefined ? [] : whole) {
+    const bounds = ["highest", "lowest"].map(name => piece.map(point => place(point, name)));
     group.append(draw("path", {d: path([...bounds[0], ...bounds[1].reverse()]), "fill-opacity": 0.18, stroke: "none"}));
   }
   const style = STYLES[line.style ?? 0];
   const stroke = {"stroke-width": line.wide ? 3 : 1.5, "stroke-linejoin": "round", "stroke-dasharray": style.dash};
-  if (line.joined !== false) group.append(draw("path", {d: path(places), fill: "none", ...stroke}));
+  const d = whole.map(piece => path(piece.map(point => place(point)))).join("");
+  if (line.joined !== false) group.append(draw("path", {d, fill: "none", ...stroke}));
   const hasMarkers = line.markers ?? (line.joined === false || places.length < 30);
   if (line.ring) {
     group.append(...places.map(([cx, cy]) => draw("circle", {cx, cy, r: 7, fill: "none", "stroke-width": 2})));
@@ -146,7 +164,7 @@ function trace(line, place) {
 }
 
 // Lines over two axes. spec: {x, y: names of a point's values, lines, logarithmic: [x, y], top: of y, names: of cells}.
-// A line is {name, colour, points: [{NAME: number}]}. It may have a key, passed to point() and choose(); a legend and a
+// A line is {name, colour, points: [{NAME: number}]}; a y of null is a gap. It may have a key, passed to point() and choose(); a legend and a
 // styleLegend; `of`, the cells before its points in the saved table; joined: false for markers alone; markers: false.
 // `lowest` and `highest` of a point bound a band.
 let drawn = 0;
@@ -154,8 +172,11 @@ let drawn = 0;
 function plot(spec, width, height = 300) {
   const {x, y, logarithmic = [], names = ["line"]} = spec;
   const id = `inside${drawn++}`;
-  const can = point => [x, y].every((name, i) => !logarithmic[i] || point[name] > 0);
-  const lines = spec.lines.map(line => ({...line, points: line.points.filter(can)})).filter(line => line.points.length);
+  const can = point => [x, y].every((name, i) => !logarithmic[i] || point[name] === null || point[name] > 0);
+  const isKnown = point => point[y] !== null;
+  const lines = spec.lines
+    .map(line => ({...line, points: line.points.filter(can)}))
+    .filter(line => line.points.some(isKnown));
   const columns = [...new Set(lines.flatMap(line => line.points.flatMap(Object.keys)))];
   const cells = (line, point) => [...(line.of ?? [line.name]), ...columns.map(name => point[name])];
   const table = () => [[...names, ...columns], ...lines.flatMap(line => line.points.map(point => cells(line, point)))];
@@ -175,11 +196,11 @@ function plot(spec, width, height = 300) {
   const inside = draw("rect", {x: left, y: above - 8, width, height: below - above + 16});
   svg.append(
     draw("clipPath", {id}, inside),
-    draw("g", {"clip-path": `url(#${id})`}, ...lines.map(line => trace(line, place))),
+    draw("g", {"clip-path": `url(#${id})`}, ...lines.map(line => trace(line, place, y))),
   );
   const range = ({lowest, highest}) => (lowest === undefined ? "" : `, from ${round(lowest)} to ${round(highest)}`);
   const places = lines.flatMap(line =>
-    line.points.map((point, i) => {
+    line.points.filter(isKnown).map((point, i) => {
       const [px, py] = place(point);
       const text = `${line.name}: ${round(point[y])} at ${short(point[x], 4)} ${x}${range(point)}`;
       return {row: line.name, i, x: px, y: py, text, key: line.key};

@@ -27,8 +27,9 @@ function drawing(width, height, ...children) {
   return draw("svg", {...size, "font-family": FONT, "font-size": 12, fill: "var(--ink)"}, paper, ...children);
 }
 
-// SVG text. XML has no control characters.
-const write = (text, x, y, more = {}) => draw("text", {x, y, ...more}, `${text}`.replace(/[\0-\x1f]/g, "�"));
+// SVG text, in the direction of its first letter. XML has no control characters.
+const write = (text, x, y, more = {}) =>
+  draw("text", {x, y, style: "unicode-bidi: plaintext", ...more}, `${text}`.replace(/[\0-\x1f]/g, "�"));
 const pen = make("canvas").getContext("2d");
 pen.font = `12px ${FONT}`;
 const widthOf = text => pen.measureText(text).width;
@@ -73,10 +74,10 @@ function figure(parent, id, title, of, {point = () => {}, choose = () => {}} = {
   let shown;
   let now;
   let ring;
-  const heading = make("b", {textContent: title});
+  const heading = make("b", {textContent: title, dir: "auto"});
   const ariaLabel = `${title}; arrow keys read it`;
   const plot = make("div", {className: "plot", tabIndex: 0, role: "img", ariaLabel});
-  const reading = make("p", {className: "reading", role: "status"});
+  const reading = make("p", {className: "reading", role: "status", dir: "auto"});
   // Read out the current place and draw a ring around it.
   function mark() {
     ring?.remove();

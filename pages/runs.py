@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from common.text import visible
@@ -76,26 +77,30 @@ def describe_run(
 ) -> dict[str, Any]:
     """Return the data of a run for the page: settings, summary, and curves.
 
-    A point of a curve is (step, tokens, seconds, value). alone: whether it is the only run of the page, which then has
-    more curves with more points.
+    A point of a curve is (step, tokens, seconds, value). A value of None, for one that was not finite, is a gap. alone:
+    whether it is the only run of the page, which then has more curves with more points.
     """
     curves = {}
     for metric in CURVES_ALONE if alone else CURVES:
-        points = [(row["step"], row.get("tokens"), row.get("seconds"), row.get(metric)) for row in rows]
-        measured = [point for point in points if all(map(is_number, point))]
-        curves[metric] = thin(measured, POINTS_ALONE if alone else POINTS)
+        points = []
+        for row in rows:
+            place = (row["step"], row.get("tokens"), row.get("seconds"))
+            if metric in row and all(map(is_number, place)):
+                points.append((*place, row[metric] if is_number(row[metric]) else None))
+        curves[metric] = thin(points, POINTS_ALONE if alone else POINTS)
     return {"name": name, "settings": settings, "curves": curves} | summary
 
 
-def thin(points: Sequence[tuple[Any, ...]], most: int = POINTS) -> list[tuple[float, ...]]:
+def thin(points: Sequence[tuple[Any, ...]], most: int = POINTS) -> list[tuple[float | None, ...]]:
     """Return at most `most` points, rounded to five digits, as means of equally many neighbours.
 
-    Runs of one length keep the same steps, so that the page can draw the mean of their curves.
+    A mean is of the finite values; without any it is None. Runs of one length keep the same steps, so that the page can
+    draw the mean of their curves.
     """
     size = max(1, math.ceil(len(points) / most))
     thinned = []
     for start in range(0, len(points), size):
-        group = points[start : start + size]
-        means = [sum(values) / len(group) for values in zip(*group, strict=True)]
-        thinned.append(tuple(float(f"{mean:.5g}") for mean in means))
+        columns = zip(*points[start : start + size], strict=True)
+        known = [[value for value in column if value is not None] for column in columns]
+        thinned.append(tuple(float(f"{fmean(values):.5g}") if values else None for values in known))
     return thinned

@@ -234,11 +234,13 @@ def rank(jobs: list[Job]) -> list[Group]:
 
     Finished ones come by their mean result over seeds, then those under way, then failed ones.
     """
-    # Only finished jobs are grouped; any other is a group alone.
+    # Only finished jobs are grouped, those with a result apart from those whose result was not finite; any other is a
+    # group alone.
+    result = result_of(jobs)
     groups: dict[Any, Group] = {}
     for job in jobs:
-        groups.setdefault((job.but_seed, job.status == "finished" or job.name), []).append(job)
-    result = result_of(jobs)
+        has_result = getattr(job.summary, result) is not None
+        groups.setdefault((job.but_seed, job.status == "finished" or job.name, has_result), []).append(job)
     places = {"finished": 0, "failed": 2}
     return sorted(groups.values(), key=lambda group: (places.get(group[0].status, 1), cost(group, result)))
 

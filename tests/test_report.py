@@ -21,13 +21,15 @@ from urllib.parse import unquote
 
 import pytest
 import torch
-from browser import browse, data_of, drawn_on_paper, needs_axe, needs_browser, violations
+from browser import Browser, browse, data_of, drawn_on_paper, needs_axe, needs_browser, violations
 from conftest import attention_maps
 
+from cli.export import write_export
+from interop.config import ExportConfig
 from pages import report
 from pages.kit import shape
 from pages.report import MAP_BYTES, MAPPED, Report, is_mapped
-from pages.runs import POINTS, run_page, spread, thin
+from pages.runs import POINTS, describe_run, run_page, spread, thin
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, Summary, write_job, write_summary
 from sweeps.leaderboard import write_leaderboard
@@ -117,6 +119,162 @@ def test_of_many_things_few_are_kept_evenly_with_the_first_and_the_last():
     assert thin(points[:10]) == points[:10] and thin([]) == []
     assert len(thin(points)) == POINTS and thin(points)[0] == (1.0, 2.0) and thin(points)[-1][0] == POINTS * 3 - 2
     assert thin(points[:-100])[:50] == thin(points)[:50]  # so that curves of unlike length share their steps
+
+
+NOT_FINITE = (None, math.nan, math.inf, 1e31, "NaN")
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_figure_that_is_not_finite_is_a_gap_and_one_that_was_not_measured_is_no_point(value, tmp_path):
+    rows = [{"step": n, "tokens": 10 * n, "seconds": n, "loss": value if n in (3, 4) else 1.0} for n in range(1, 7)]
+    rows.append({"step": 6, "tokens": 60, "seconds": 6, "val_loss": value, "val_bpb": value})
+    curves = describe_run("run", rows, {}, {}, alone=True)["curves"]
+    assert [(step, loss) for step, _, _, loss in curves["loss"]] == [
+        (1, 1.0),
+        (2, 1.0),
+        (3, None),
+        (4, None),
+        (5, 1.0),
+        (6, 1.0),
+    ]
+    assert curves["val_bpb"] == [(6, 60, 6, None)] and curves["lr"] == []
+    # Of many points each is the mean of its finite neighbours, and a gap if there is none.
+    points = [(step, step, step, None if 300 <= step < 400 or step % 3 == 0 else 2.0) for step in range(960)]
+    thinned = thin(points)
+    assert len(thinned) == POINTS and {height for *_, height in thinned} == {2.0, None}
+    assert [step for step, _, _, height in thinned if height is None] == [start + 2.5 for start in range(300, 396, 6)]
+
+
+@needs_browser
+def test_lines_smoothing_means_and_tables_have_a_gap_where_a_loss_was_not_finite(train_config, tmp_path):
+    train(replace(train_config, max_steps=40, eval_interval=10))
+    run = Path(train_config.run_dir)
+    rows = read_metrics(run / "metrics.jsonl")
+    gap = range(15, 28)  # a third of the steps
+    for row in rows:
+        for name in ("loss", "grad_norm", "val_loss", "val_bpb"):
+            if name in row and row["step"] in gap:
+                row[name] = None
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = tmp_path / "page.html"
+    page.write_text(run_page(run))
+    script = """
+      const {places, svg} = figures.loss.of(600);
+      const pieces = path => path.getAttribute("d").split("M").length - 1;
+      return {lines: [...svg.querySelectorAll("path[fill=none]")].map(pieces),
+        smooth: smoothed(curve(rows[0], "loss"), names.loss).map(point => point[names.loss]),
+        table: saved.CSV("loss"), read: places.map(place => place.text), norm: saved.CSV("grad_norm")};
+    """
+    found = browse(page, script)
+    assert found["lines"][-4:] == [2, 2, 2, 1]  # training, smoothed, validation, and the ring around the lowest
+    losses = [row["loss"] for row in rows if "loss" in row]
+    reach = math.ceil(math.sqrt(len(losses)) / 2)
+    for i, smooth in enumerate(found["smooth"]):  # the mean of the neighbours, of which fewer are before the first
+        near = [loss for loss in losses[max(0, i - reach) : i + min(i, reach) + 1] if loss is not None]
+        assert smooth == (None if losses[i] is None else pytest.approx(statistics.fmean(near), rel=1e-4))
+    table = list(csv.DictReader(io.StringIO(found["table"])))
+    loss = next(name for name in table[0] if name.startswith("loss"))
+    training = {int(row["steps"]): row[loss] for row in table if row["line"] == "training"}
+    assert training.keys() == set(range(1, 41)) and {step for step in training if not training[step]} == set(gap)
+    validation = {row["steps"]: row[loss] for row in table if row["line"] == "validation"}
+    assert (
+        validation.keys() == {"10", "20", "30", "40"}
+        and not validation["20"]
+        and all(validation[s] for s in ("10", "30"))
+    )
+    assert not any("NaN" in text or "null" in text for text in found["read"]) and "NaN" not in found["norm"]
+
+    # Two seeds, of which one has the gap: their mean has it too.
+    for number in range(2):
+        job = put_run(tmp_path / "seeds", number, 1.0, f"seed={number}")
+        points = [
+            {"step": n, "tokens": n, "seconds": n, "loss": None if number and n in (4, 5) else 2.0} for n in range(9)
+        ]
+        (job / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
+    write_leaderboard(tmp_path / "seeds")
+    script = """const {svg} = figures.loss.of(600), pieces = path => path.getAttribute("d").split("M").length - 1;
+      return [svg.querySelectorAll("[fill-opacity='0.18']").length,
+        ...[...svg.querySelectorAll("path[fill=none]")].map(pieces), saved.CSV("loss")];"""
+    *pieces, table = browse(tmp_path / "seeds/report.html", script)
+    assert pieces == [2, 2]  # bands, and the parts of the line
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert [row["steps"] for row in rows if not row["loss (nats per token)"]] == ["4", "5"] and len(rows) == 9
+
+
+HEBREW, ARABIC = "שלום עולם (עם סוגריים), English באמצע.", "مرحبا بالعالم (مع أقواس)، English في الوسط."
+LONG = "x" * 300
+
+
+@pytest.fixture
+def foreign_pages(train_config, tmp_path) -> dict[str, Path]:
+    """The pages of a run, a sweep and a model whose names are long, and whose text is Hebrew and Arabic."""
+    text = tmp_path / ("p" * 150) / ("q" * 150)
+    text.parent.mkdir()
+    text.write_text(f"{HEBREW}\n{ARABIC}\n" * 200, encoding="utf-8")
+    run = tmp_path / ("r" * 150) / ("s" * 150)
+    data = replace(train_config.data, path=str(text))
+    config = replace(train_config, data=data, run_dir=str(run), sample_prompt=HEBREW, sample_tokens=60, max_steps=4)
+    train(config)
+    record, samples = run / "report.jsonl", (HEBREW, f"{ARABIC}\n{LONG}")
+    notes = [json.loads(line) for line in record.read_text().splitlines()]
+    notes[0]["command"] = f"python train.py code={LONG}"
+    for note, sample in zip(notes[1:], samples, strict=False):
+        note["sample"] = sample
+    record.write_text("".join(json.dumps(note) + "\n" for note in notes))
+    (page := tmp_path / "page.html").write_text(run_page(run), encoding="utf-8")
+    sweep = tmp_path / "sweep"
+    for number, value in enumerate((LONG, HEBREW * 8, ARABIC * 8, "short")):
+        for seed in (1, 2):
+            job = put_run(sweep, 2 * number + seed, 1 + number / 8, f"sample_prompt={value}", f"seed={seed}")
+            (job / "report.html").touch()
+    put_run(sweep, 20, 2.0, "sample_prompt=named", "seed=1", name="n" * 250)
+    put_run(sweep, 21, None, f"sample_prompt={LONG}", "seed=3", status="failed", reason=f"it failed: {LONG} {HEBREW}")
+    write_leaderboard(sweep)
+    write_export(ExportConfig(checkpoint=str(run), to=str(tmp_path / "demo.html")))
+    return {"run": page, "sweep": sweep / "report.html", "demo": tmp_path / "demo.html"}
+
+
+BEYOND = """
+  document.querySelectorAll("details").forEach(part => (part.open = true));
+  await new Promise(requestAnimationFrame);
+  const width = document.documentElement.clientWidth;
+  const scrolls = part => ["auto", "scroll", "hidden"].includes(getComputedStyle(part).overflowX);
+  const inside = part => part && part !== document.body && (scrolls(part) || inside(part.parentElement));
+  const far = part => part.getBoundingClientRect().right > width + 1 || part.getBoundingClientRect().left < -1;
+  const beyond = [...document.querySelectorAll("body *")].filter(part => far(part) && !inside(part.parentElement));
+  return [document.documentElement.scrollWidth - width, ...beyond.map(part => part.outerHTML.slice(0, 200))];
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 500, 1200])
+def test_no_page_is_wider_than_its_window_whatever_the_names(width, foreign_pages):
+    for name, page in foreign_pages.items():
+        with Browser(page, width=width) as browser:
+            browser.ask(
+                "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+            )
+            assert browser.run(f"(async () => {{ {BEYOND} }})()") == [0], name
+
+
+@needs_browser
+def test_a_persons_text_stands_in_the_direction_of_its_first_letter(foreign_pages):
+    script = """const side = part => getComputedStyle(part).direction;
+      return {samples: [...document.querySelectorAll("#samples p")].map(side), prompt: [...$("settings").rows]
+        .filter(row => row.cells[0].textContent === "sample_prompt").map(row => side(row.cells[1])),
+        lines: [...document.querySelectorAll("#samples p")].map(part => getComputedStyle(part).unicodeBidi),
+        heading: side(document.querySelector("h1")), path: side($("facts").rows[0].cells[1])};"""
+    found = browse(foreign_pages["run"], script)
+    assert found["samples"][:1] == ["rtl"] and found["prompt"] == ["rtl"] and {*found["lines"]} == {"plaintext"}
+    assert (found["heading"], found["path"]) == ("ltr", "ltr")
+    script = """return [...$("table").tBodies[0].rows].map(row => [...row.cells].some(cell =>
+        /[\u0590-\u06ff]/.test(cell.textContent) && getComputedStyle(cell).direction !== "rtl"));"""
+    assert not any(browse(foreign_pages["sweep"], script))
+    script = """$("source").value = "שלום"; $("source").oninput(); await new Promise(done => setTimeout(done, 300));
+      const side = part => getComputedStyle(part).direction, text = document.querySelector("svg text");
+      return [side($("source")), getComputedStyle($("text")).unicodeBidi, getComputedStyle(text).unicodeBidi,
+        [...document.querySelectorAll("#likely button")].every(button => button.dir === "auto"), $("text").dir];"""
+    assert browse(foreign_pages["demo"], script) == ["rtl", "plaintext", "plaintext", True, "auto"]
 
 
 def test_a_resumed_run_has_the_page_of_one_that_was_not_stopped(train_config, tmp_path, monkeypatch):

@@ -170,6 +170,14 @@ def test_a_run_that_is_there_twice_counts_once_in_tables_pages_and_comparisons(o
             assert [pick.bpb for pick in picks.values()] == pytest.approx(losses) and picks.keys() == {"1", "2"}
 
 
+def test_a_seed_whose_result_is_not_finite_is_no_part_of_a_mean(tmp_path):
+    for seed, bpb in enumerate((1.0, None, 2.0)):
+        put_job(tmp_path, seed, "attention=sdpa", f"seed={seed}", val_bpb=bpb)
+    put_job(tmp_path, 3, "attention=mla", "seed=0", val_bpb=3.0)
+    rows = [(row[1], row[-1]) for row in cells(markdown(read_jobs(tmp_path)))[1:]]
+    assert rows == [("0, 2", "1.5000 ± 0.7071"), ("0", "3.0000"), ("1", "–")]
+
+
 def test_seeds_that_differ_in_their_last_digit_are_two(tmp_path):
     for number, seed in enumerate((2**62 + 1, 2**62)):
         put_job(tmp_path, number, f"seed={seed}", val_bpb=1.0 + number)
