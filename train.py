@@ -4,7 +4,7 @@ python train.py model=small data.path=notes.txt max_steps=2000
 python train.py -m model.n_head=2,4 seed=1,2   # a sweep: every combination of the values
 """
 
-# Read the settings before the slow imports, so that --help, completion and errors of settings are immediate.
+# Read the settings before the slow imports, so that --help and errors of settings are immediate.
 # run_train_command() then imports this file as the module `train`, and calls train().
 if __name__ == "__main__":
     from cli.hydra_command import run_train_command

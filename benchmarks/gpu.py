@@ -62,7 +62,7 @@ def parts(arguments: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     """The commands of a call, in the order of what they are worth."""
     theirs, here = str(arguments.nanogpt), Path(__file__).parent
     if arguments.call == "tests":
-        pytest = ["-m", "pytest", "-o", "addopts=", "-q", "-rfEs", "-m", "gpu", "-p", "no:cacheprovider"]
+        pytest = ["-m", "pytest", "-q", "-rfEs", "-m", "gpu", "-p", "no:cacheprovider"]
         chosen = {"eager tests": "not compiled", "compiled tests": "compiled"}
         return {name: [*pytest, "-k", words, str(paired.ROOT / "tests")] for name, words in chosen.items()}
     if arguments.call == "training":

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from common.errors import SettingsError
 from common.mistakes import mistakes_explained
-from common.settings import from_arguments, setting_hints, settings_in, typed_default
+from common.settings import from_arguments, settings_in, typed_default
 
 Schema = TypeVar("Schema")
 
@@ -48,11 +48,18 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> N
         arguments = sys.argv[1:]
         if asks_help(arguments):
             print(help_text(schema, Path(inspect.getfile(function)), arguments, {}), flush=True)
-        elif arguments[:1] == ["-sc"]:  # asked by tab completion, as of train.py
-            print(*(f"{name}=" for name in setting_hints(schema)))
         else:
-            function(from_arguments(schema, arguments))
+            config = from_arguments(schema, arguments)
+            limit_threads()
+            function(config)
             sys.stdout.flush()
+
+
+def limit_threads() -> None:
+    """Let torch take no more threads than a container may keep busy."""
+    from training.device import limit_threads  # imports torch: mistakes in the settings do not wait for it
+
+    limit_threads()
 
 
 def asks_help(arguments: list[str]) -> bool:

@@ -98,7 +98,7 @@ def compose_settings(typed: dict[str, str]) -> TrainConfig:
 
 
 def call_hydra(arguments: list[str]) -> None:
-    """Let Hydra answer -sc or --cfg, or run each job of a sweep."""
+    """Let Hydra answer --cfg, or run each job of a sweep."""
 
     def job(cfg: DictConfig) -> Any:  # pickled for other processes, with all that it names of this module
         return run_job(cfg)

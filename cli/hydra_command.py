@@ -29,8 +29,7 @@ def run_train_command() -> None:
         arguments = sys.argv[1:]
         if asks_help(arguments):
             print(help_text(TrainConfig, CONF.parent / "train.py", arguments, group_options()), flush=True)
-        elif arguments[:1] == ["-sc"] or (arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN):
-            # Print the offers of tab completion, or the settings of --cfg.
+        elif arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN:
             composition().register_schema({})
             composition().call_hydra(arguments)
         else:

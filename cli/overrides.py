@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from common.errors import SettingsError
-from common.settings import setting_hints, unknown_setting
+from common.settings import NULLS, setting_hints, unknown_setting
 from training.config import TrainConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -26,6 +26,6 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")
         if is_sweep and name in GROUPS and "null" in value.split(","):
             raise SettingsError(f"{name}={value}: null is no option of {name}", "leave it out, or name an option")
-        if is_sweep and name in ("run_dir", "resume") and value != "null":
+        if is_sweep and name in ("run_dir", "resume") and value not in NULLS:
             remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
             raise SettingsError(f"{name}={value} is for a single run", remedy)

@@ -1,7 +1,7 @@
 """The parts of train.py's command line that need torch.
 
-cli/composition.py imports this module only where one is needed: --help, completion and most mistakes in settings are
-answered before torch, whose import takes a second.
+cli/composition.py imports this module only where one is needed: --help and most mistakes in settings are answered
+before torch, whose import takes a second.
 """
 
 import logging
@@ -12,12 +12,13 @@ import torch
 
 from common.console import say
 from common.errors import SettingsError
-from common.settings import setting_hints
+from common.settings import NULLS, setting_hints
 from model.attention import unused_settings
 from model.attention.code import run_code as run_code
 from model.config import GPTConfig
 from runs.resume import find_run, settings_to_go_on
 from training.config import TrainConfig
+from training.device import limit_threads
 from training.distributed import Ranks
 from training.pretrained import pretrained_config
 from training.start import check_start as check_start
@@ -31,7 +32,7 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
     Among the latter the run's directory takes the place of the path that was typed for it.
     """
     places = ("run_dir", "resume", "init_from")
-    run_dir, resume, init_from = (None if typed.get(name) == "null" else typed.get(name) for name in places)
+    run_dir, resume, init_from = (None if typed.get(name) in NULLS else typed.get(name) for name in places)
     if resume not in (None, "auto", run_dir) and run_dir:
         remedy = "leave out run_dir: a run goes on in its own"
         raise SettingsError(f"{resume=!s} and {run_dir=!s} are two folders", remedy)
@@ -75,10 +76,11 @@ def device_of_job(device: str, number: int) -> str:
 
 def train_or_plan(config: TrainConfig) -> float | None:
     """Train one model and return its loss; with dry_run print the plan of the run instead."""
-    # The rest of the script that started, imported by its name; completion does without it.
+    # The rest of the script that started, imported by its name.
     from train import train, train_step
     from training.plan import plan_run
 
+    limit_threads()
     if config.dry_run:
         say(plan_run(train_step, config))
         return None

@@ -16,6 +16,7 @@ from common.text import flat, unescaped
 Schema = TypeVar("Schema")
 MAY_BE_EMPTY = ("prompt", "sample_prompt")
 """Settings whose empty text has a meaning."""
+NULLS = ("null", "None")  # None is Python's, which a sweep by wandb types
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -77,7 +78,7 @@ def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
 def read_value(name: str, value: Any, hint: Any) -> Any:
     """Return a typed or parsed value in its setting's type; SettingsError for another type."""
     is_nullable = NoneType in get_args(hint)
-    if is_nullable and value in (None, "null"):
+    if is_nullable and value in (None, *NULLS):
         return None
     noun, read = READERS[get_args(hint)[0] if is_nullable else hint]
     try:

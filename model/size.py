@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -59,14 +58,6 @@ def count_weights(config: GPTConfig) -> int:
             times = -((block - config.n_layer) // kinds)
         numbers += times * tensor.numel()
     return numbers
-
-
-def memory_of(device: torch.device) -> tuple[int, int]:
-    """Return the free and the total memory of a device in bytes; for a CPU of the RAM."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total
 
 
 def count_parameters(model: GPT) -> Counter[str]:

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from common.console import ending_signals
 from common.errors import SettingsError
 from common.files import os_errors_named, user_path
+from common.machine import processors
 from common.text import flat, hydra_quoted, literal, plural, quote, visible
 from runs.directory import lock_run, settings_of_result
 from runs.origin import PROJECT_HASH
@@ -40,11 +41,11 @@ VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
 
 
 def jobs_at_once() -> int:
-    """Return the number of jobs at a time: one for each accelerator, else for each core."""
+    """Return the number of jobs at a time: one for each accelerator, else for each core of this process."""
     import joblib  # type: ignore[import-untyped]  # optional
     import torch
 
-    return torch.accelerator.device_count() or joblib.cpu_count()
+    return torch.accelerator.device_count() or min(joblib.cpu_count(), processors())
 
 
 OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, replace=True)

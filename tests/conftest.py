@@ -57,6 +57,15 @@ def gpu() -> str | None:
     return os.environ.get("TINYGPT_GPU_TESTS") or next((kind for kind, is_there in there.items() if is_there), None)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Spread the tests over all cores, if pytest-xdist is there and no -n says otherwise; a GPU's tests share one."""
+    is_worker = hasattr(config, "workerinput")
+    if getattr(config.option, "numprocesses", 0) is None and not is_worker and config.option.markexpr != "gpu":
+        config.option.numprocesses = "auto"
+        config.option.dist = "worksteal" if config.option.dist == "no" else config.option.dist
+
+
 def pytest_collection_finish() -> None:
     # What is imported lives on, a million objects of torch; and a sweep collects garbage after each job.
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The commands as processes: closed streams, Ctrl-C, terminals, help and tab completion."""
+"""The commands as processes: closed streams, Ctrl-C, terminals and help."""
 
 import errno
 import json
@@ -185,21 +185,6 @@ def test_help_begins_with_what_the_command_does_under_python_oo_too():
 def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_path):
     shown = run_here("train.py", "--cfg", "job", "model=small", cwd=tmp_path)
     assert shown.returncode == 0 and "n_embd: 512" in shown.stdout and not list(tmp_path.iterdir())
-
-
-def test_tab_completes_settings_and_options_as_the_page_says():
-    (line,) = re.findall(r'^`(eval "\$\(python .*\)")`', (ROOT / "docs/training.md").read_text(encoding="utf-8"), re.M)
-    ask = 'COMP_LINE="python $asked" COMP_POINT=99 COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}'
-    expected = {
-        "train.py optimizer=": "optimizer=adamw optimizer=muon",
-        "train.py model.n_l": "model.n_layer=",
-        "sample.py prompt": "prompt= prompt_file=",
-    }
-    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    bash = ["bash", "-c", f'{line}; for asked in "$@"; do {ask}; done', "bash", *expected]
-    done = subprocess.run(bash, cwd=ROOT, env=environment, capture_output=True, text=True)
-    told = zip(done.stdout.splitlines(), expected.values(), strict=True)
-    assert all(shown.startswith(completed) for shown, completed in told) and done.stderr == "", done
 
 
 # Runs

@@ -25,13 +25,13 @@ import training.distributed
 from common.console import progress_bar
 from common.errors import SettingsError
 from model.config import GPTConfig
-from model.size import memory_of
 from train import train, train_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import (
     OLDER_CUDA,
     choose_device,
     fast_products,
+    memory_of,
     multiplies_bf16,
     peak_memory,
     to_device,

@@ -68,6 +68,16 @@ def mistake(*typed: str) -> str:
 # What is typed
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["optimizer.embedding_lr", "model.n_kv_head", "max_minutes", "init_from", "resume", "data.subset", "wandb.group"],
+)
+def test_none_as_a_sweep_by_wandb_types_it_is_null(name):
+    assert composed(f"{name}=None") == composed(f"{name}=null")
+    assert mistake("batch_size=None").startswith("batch_size=None is not a whole number: correct it")
+    assert composed("sample_prompt=None").sample_prompt == "None"  # a text, which may be any
+
+
 def test_the_commands_defaults_are_the_dataclasses():
     assert composed() == settings_of("model=tiny", "data=stdlib", "optimizer=muon") == TrainConfig()
     assert from_arguments(SampleConfig, []) == SampleConfig()

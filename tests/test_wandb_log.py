@@ -147,6 +147,12 @@ def test_the_environment_says_what_the_settings_leave_open(
     assert tuple(sessions[0].given[name] for name in ("project", "entity", "name", "tags")) == expected
 
 
+@pytest.mark.parametrize(("earlier", "mode"), [("dryrun", "offline"), ("run", "online")])
+def test_wandbs_earlier_names_of_the_modes_are_known(monkeypatch, earlier, mode):
+    monkeypatch.setenv("WANDB_MODE", earlier)
+    assert WandbConfig().active_mode == mode and WandbConfig(mode="disabled").active_mode == "disabled"
+
+
 @pytest.mark.parametrize(("mode", "in_sweep"), [("disabled", False), ("offline", False), ("online", True)])
 def test_the_mode_is_the_environments_where_none_is_set(monkeypatch, mode, in_sweep):
     monkeypatch.delenv("WANDB_MODE", raising=False)

@@ -111,6 +111,7 @@ class WandbConfig:
     def active_mode(self) -> str:
         """Mode of wandb, with the default resolved."""
         asked = os.environ.get("WANDB_MODE") or ("online" if IN_WANDB_SWEEP else "disabled")
+        asked = {"dryrun": "offline", "run": "online"}.get(asked, asked)  # wandb's earlier names
         one_of("WANDB_MODE", asked, WANDB_MODES)
         return self.mode or asked
 

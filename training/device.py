@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from common import machine
 from common.errors import DeviceError, SettingsError, first_line
 from model import cpu
 
@@ -211,6 +212,17 @@ def memory_shortage(error: BaseException) -> str | None:
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(words in text for words in NO_MEMORY):
         return None
     return text.partition(" Of the allocated memory")[0]  # the rest are the allocator's figures
+
+
+def memory_of(device: torch.device) -> tuple[int, int]:
+    """Return the free and the total memory of a device in bytes; for a CPU of the RAM."""
+    return torch.cuda.mem_get_info(device) if device.type == "cuda" else machine.memory()
+
+
+def limit_threads() -> None:
+    """Let torch take no more threads than a container may keep busy, unless OMP_NUM_THREADS says how many."""
+    if "OMP_NUM_THREADS" not in os.environ and machine.processors() < torch.get_num_threads():
+        torch.set_num_threads(machine.processors())
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -26,9 +26,9 @@ from data.tokenizer import make_tokenizer
 from model.cpu import freed_memory_kept
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
-from model.size import cache_bytes_per_token, count_parameters, flops_per_token, memory_of, without_weights
+from model.size import cache_bytes_per_token, count_parameters, flops_per_token, without_weights
 from training.config import TrainConfig
-from training.device import DEVICES, choose_device, choose_precision, fast_products
+from training.device import DEVICES, choose_device, choose_precision, fast_products, memory_of
 from training.distributed import Ranks, with_recompute
 from training.evaluation import evaluation_tokens, score_batch
 from training.guest import generator_kept, process_kept

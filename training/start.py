@@ -31,13 +31,13 @@ from model.attention.code import explained, run_code
 from model.cpu import freed_memory_kept
 from model.gpt import GPT
 from model.layers import eval_mode
-from model.size import count_weights, memory_of, without_weights
+from model.size import count_weights, without_weights
 from model.weights import load_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
 from runs.directory import lock_run, log_to, make_run_directory
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import TrainConfig
-from training.device import can_compile, choose_device, choose_precision, memory_errors
+from training.device import can_compile, choose_device, choose_precision, memory_errors, memory_of
 from training.distributed import Ranks, parallelize, with_recompute
 from training.evaluation import first_sequences
 from training.guest import WORKSPACE, generator_kept, process_kept, seed_generators
