@@ -51,6 +51,24 @@ DEVICE_FAILURES = (
 )
 
 
+# Words in the errors of torch, CUDA's libraries, C++ and Python if the machine, or a limit, gives a process too little
+# memory or too few threads.
+NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "alloc_failed",
+    "bad_alloc",
+    "failed to map segment",
+    "can't start new thread",
+)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error says that there is too little memory, or too few threads."""
+    is_typed = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # the latter is torch's
+    return is_typed or any(words in str(error).lower() for words in NO_MEMORY)
+
+
 def device_failed(error: BaseException) -> bool:
     """Return whether an error says that a GPU has failed, so that nothing can be read from it."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in DEVICE_FAILURES)

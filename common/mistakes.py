@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from common.console import close_console, open_console, print_error
-from common.errors import DeviceError, SettingsError, device_failed, first_line
+from common.errors import DeviceError, SettingsError, device_failed, first_line, lacks_memory
 from common.text import StreamFormatter, visible
 
 # errno of the OSErrors that a bug of ours would raise. All others are a person's mistakes; if a setting led to one,
 # common/files.py has named it.
 OURS = (None, errno.ENOENT, errno.EEXIST, errno.EBADF, errno.EINVAL)
-# Words in libraries' errors if the machine, or a limit, gives them too little memory or too few threads.
-TOO_LITTLE = ("out of memory", "can't allocate memory", "bad_alloc", "failed to map segment", "can't start new thread")
 
 
 @contextmanager
@@ -65,7 +63,7 @@ def sentence_for(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno not in OURS:
         place = error.filename or "standard output or a file"
         return f"{place} cannot be used ({error.strerror}): check its name, its permissions and the room on its disk."
-    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in TOO_LITTLE):
+    if lacks_memory(error):
         remedy = "choose a smaller model or batch, or raise the limits that ulimit -a shows"
         return f"there is not enough memory, or too few threads ({first_line(error)}): {remedy}."
     if device_failed(error):

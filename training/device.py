@@ -14,16 +14,11 @@ import torch
 from torch import Tensor
 
 from common import machine
-from common.errors import DeviceError, SettingsError, first_line
+from common.errors import DeviceError, SettingsError, first_line, lacks_memory
 from model import cpu
 
 log = logging.getLogger("tinygpt")
 
-NO_MEMORY = (
-    "out of memory",  # in errors of CUDA, HIP and MPS
-    "can't allocate memory",  # of a CPU
-    "ALLOC_FAILED",  # of cuBLAS and cuDNN
-)
 # GPUs by their data sheets: dense bf16 (T4, V100: fp16) FLOP/s, and bytes of memory.
 DEVICES = {
     "t4": (65e12, 16e9),
@@ -208,10 +203,9 @@ def memory_shortage(error: BaseException) -> str | None:
 
     Of a GPU torch says how much is free and how much this process holds: other programs may hold the rest.
     """
-    text = first_line(error)
-    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(words in text for words in NO_MEMORY):
+    if not lacks_memory(error):
         return None
-    return text.partition(" Of the allocated memory")[0]  # the rest are the allocator's figures
+    return first_line(error).partition(" Of the allocated memory")[0]  # the rest are the allocator's figures
 
 
 def memory_of(device: torch.device) -> tuple[int, int]:
