@@ -197,7 +197,10 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> Tr
 
 
 def unset_path() -> None:
-    """Take back the paths that call_hydra() has set: what a job itself starts is a program of its own."""
+    """Take back the paths that call_hydra() has set.
+
+    A program that a job itself starts has its own.
+    """
     if os.environ.get("PYTHONSAFEPATH") == OURS:
         _, _, inherited = os.environ.pop("PYTHONPATH").partition(os.pathsep)
         os.environ |= {"PYTHONPATH": inherited} if inherited else {}

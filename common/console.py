@@ -48,7 +48,10 @@ def in_notebook() -> bool:
 
 
 class Bar(tqdm):
-    """A tqdm bar without tqdm's thread, and without its lock for processes, which fixes how they start."""
+    """A tqdm bar that leaves nothing in the process: it starts no thread.
+
+    Its lock is for threads alone. That of tqdm is for processes too, and fixes how multiprocessing starts them.
+    """
 
     monitor_interval = 0
 

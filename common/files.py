@@ -59,7 +59,10 @@ def os_errors_named(setting: str, path: object, verb: str, remedy: str) -> Itera
 
 
 def owner_named(place: object) -> str:
-    """Return ": PLACE belongs to NAME" if it, or the folder in which it is to be, is another user's; otherwise ""."""
+    """Return ": PLACE belongs to NAME" for a place of another user, otherwise "".
+
+    The folder above stands for a place that does not exist.
+    """
     if not isinstance(place, str | os.PathLike) or os.name == "nt":
         return ""
     path = Path(place)
@@ -192,7 +195,10 @@ def lock(file: Path, wait: float = 0.2) -> IO[str]:
 
 @contextmanager
 def locked(file: Path, wait: float = 0.2) -> Iterator[bool]:
-    """Hold a file's lock inside, and yield True; on a disk without locks tell it once, and yield False."""
+    """Hold a file's lock inside, and yield whether the disk has locks.
+
+    One that has none is told once. Raises BlockingIOError if another process holds the lock.
+    """
     try:
         held = lock(file, wait)
     except NoLocks as error:
@@ -229,7 +235,7 @@ def is_locked(file: Path) -> bool | None:
 
 
 def make_shared_folder(folder: Path) -> None:
-    """Make a folder, in which the users of the folder above share files: a new one gets its permissions."""
+    """Make a folder with the permissions of the folder above, whose users share its files."""
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What this process may use of a machine: memory and processors, within the limits of its container.
+"""The memory and the processors of this process, within the limits of its container.
 
 Docker, Kubernetes, systemd and Slurm set the limits by Linux's control groups (cgroups), which neither psutil nor torch
 reads. Version 1 has a hierarchy of folders for each resource, version 2 one for all. A limit holds for a group and all
@@ -37,7 +37,7 @@ def memory(root: Path = ROOT) -> tuple[int, int]:
 
 
 def processors(root: Path = ROOT) -> int:
-    """Return the number of processors that this process may keep busy: at least 1, a part of one counts as one."""
+    """Return the number of processors that this process may keep busy, rounded up."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group, is_first_version in groups("cpu", root):
         if is_first_version:
@@ -51,7 +51,7 @@ def processors(root: Path = ROOT) -> int:
 
 
 def groups(resource: str, root: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of the groups that limit a resource, and whether each is of version 1; none outside Linux."""
+    """Yield the folder of each group that limits a resource, and whether it is of version 1."""
     with suppress(OSError, ValueError):
         mounts = [line.split() for line in (root / "proc/self/mountinfo").read_text().splitlines()]
         for line in (root / "proc/self/cgroup").read_text().splitlines():

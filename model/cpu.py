@@ -188,7 +188,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """keep_freed_memory() inside; afterwards glibc's defaults, and the memory goes back to the system."""
+    """Keep freed memory inside; afterwards set glibc's defaults, and return it to the system."""
     keep_freed_memory()
     try:
         yield

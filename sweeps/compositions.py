@@ -65,12 +65,15 @@ class Compositions:
         return brings(self.loader.load_sweep_config(bare, [option]), self.loader.load_sweep_config(bare, []))
 
     def refuse_clash(self, typed: Iterable[Override]) -> None:
-        """Raise SettingsError if two options, of one group or of two, bring the same setting of the sweep."""
+        """Raise SettingsError if two options bring the same setting of the sweep.
+
+        They may be of one group, as in experiment=[a,b].
+        """
         brought: dict[str, str] = {}
         for override in typed:
             if override.key_or_group in SETTINGS or override.is_sweep_override():
                 continue
-            options = override.value()  # of experiment=[a,b] a list
+            options = override.value()
             for option in options if isinstance(options, list) else [options]:
                 own = f"{override.key_or_group}={option}"
                 for name in self.brought_by(own) if option else ():
@@ -79,7 +82,10 @@ class Compositions:
                         raise SettingsError(problem, "give each a command of its own")
 
     def refuse_replaced(self, ranges: dict[str, Override], typed: dict[str, Override]) -> None:
-        """Raise SettingsError if an option brings values of its own group, as an experiment of experiments does."""
+        """Raise SettingsError if an option brings values of its own group.
+
+        An experiment of experiments would do so.
+        """
         for name in ranges.keys() & typed.keys() - SETTINGS:
             option = str(typed[name].input_line)
             if self.brought_by(option):

@@ -41,7 +41,7 @@ VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
 
 
 def jobs_at_once() -> int:
-    """Return the number of jobs at a time: one for each accelerator, else for each core of this process."""
+    """Return the number of jobs at a time: one for each accelerator, else for each core."""
     import joblib  # type: ignore[import-untyped]  # optional
     import torch
 
@@ -228,7 +228,7 @@ class Grid(Sweeper):
         return results
 
     def attempts(self) -> dict[int, tuple[Path, int]]:
-        """Return the folder of each job that has begun, by its number, and the time at which it began."""
+        """Return the folder of each job that has begun, and when it began, by its number."""
         files = self.folder.glob("*/**/job.json")
         return {
             record.number: (file.parent, file.stat().st_mtime_ns) for file in files if (record := read_job(file.parent))
@@ -250,7 +250,10 @@ class Grid(Sweeper):
             return JobReturn(_return_value=error.mistake, status=JobStatus.FAILED)
 
     def launch_all(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
-        """Let the launcher run jobs; SettingsError if a parallel one gives up, WorkerKilled if joblib lost a worker."""
+        """Let the launcher run jobs.
+
+        Raises WorkerKilled if joblib lost a worker, and SettingsError if a parallel launcher gives up otherwise.
+        """
         launcher = self.config.hydra.runtime.choices["hydra/launcher"]
         try:
             return self.launcher.launch(jobs, initial_job_idx=number)
@@ -309,9 +312,9 @@ class WorkerKilled(Exception):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return a launcher's error in one line: the first of its message, and the last that tells a reason.
+    """Return a launcher's error in one line: the first and the last of its message.
 
-    Between them submitit has the output of the job: a traceback, or the system's words.
+    Between them submitit has the output of the job, a traceback or the system's words, and after them places of files.
     """
     said = [line.strip() for line in str(error).split("You can check full logs")[0].splitlines()]
     lines = [line for line in said if line.strip("-")] or [type(error).__name__]
@@ -341,7 +344,7 @@ def expand_ranges(override: Override) -> None:
 
 
 def check_numbers(override: Override, swept: Any) -> None:
-    """Raise SettingsError unless the numbers of a range or an interval are finite, its step not 0."""
+    """Raise SettingsError unless the numbers of a range or an interval are finite, and no step 0."""
     numbers = vars(swept)  # start, stop or end, and step
     is_finite = all(math.isfinite(value) for value in numbers.values() if isinstance(value, int | float))
     if not is_finite or numbers.get("step") == 0:  # which would never end

@@ -214,7 +214,7 @@ def memory_of(device: torch.device) -> tuple[int, int]:
 
 
 def limit_threads() -> None:
-    """Let torch take no more threads than a container may keep busy, unless OMP_NUM_THREADS says how many."""
+    """Let torch take no more threads than a container keeps busy; OMP_NUM_THREADS goes first."""
     if "OMP_NUM_THREADS" not in os.environ and machine.processors() < torch.get_num_threads():
         torch.set_num_threads(machine.processors())
 

@@ -1,4 +1,4 @@
-"""What a run changes in its process, and gives back: the process belongs to the program that calls train()."""
+"""The state of a process that a run changes and gives back, for it belongs to train()'s caller."""
 
 import logging
 import os
@@ -69,7 +69,7 @@ def generator_kept(device: torch.device) -> Iterator[None]:
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the generators of the CPU and of a run's device; torch.manual_seed() seeds all devices."""
+    """Seed the generators of the CPU and of a run's device; no other device's."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
