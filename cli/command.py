@@ -50,16 +50,11 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> N
             print(help_text(schema, Path(inspect.getfile(function)), arguments, {}), flush=True)
         else:
             config = from_arguments(schema, arguments)
+            from training.device import limit_threads  # imports torch: mistakes in the settings do not wait for it
+
             limit_threads()
             function(config)
             sys.stdout.flush()
-
-
-def limit_threads() -> None:
-    """Let torch take no more threads than a container may keep busy."""
-    from training.device import limit_threads  # imports torch: mistakes in the settings do not wait for it
-
-    limit_threads()
 
 
 def asks_help(arguments: list[str]) -> bool:

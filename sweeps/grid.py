@@ -235,7 +235,7 @@ class Grid(Sweeper):
         }
 
     def launch_alone(self, job: Sequence[str], number: int) -> JobReturn:
-        """Run a job that was under way as a worker was killed; one that is killed again has failed."""
+        """Run a job that a killed worker left; one that is killed again has failed."""
         folder, _ = self.attempts().get(number, (None, 0))
         record = read_job(folder) if folder else None
         if record and record.reason:  # it had failed before
@@ -344,7 +344,7 @@ def expand_ranges(override: Override) -> None:
 
 
 def check_numbers(override: Override, swept: Any) -> None:
-    """Raise SettingsError unless the numbers of a range or an interval are finite, and no step 0."""
+    """Raise SettingsError unless all numbers of a range are finite, and no step 0."""
     numbers = vars(swept)  # start, stop or end, and step
     is_finite = all(math.isfinite(value) for value in numbers.values() if isinstance(value, int | float))
     if not is_finite or numbers.get("step") == 0:  # which would never end
