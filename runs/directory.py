@@ -23,7 +23,7 @@ LOGS = ("metrics.jsonl", "report.jsonl", "train.log")
 # Settings of one invocation, which a resumed run does not inherit.
 OF_THIS_INVOCATION = ("resume", "allow_changes", "init_from", "dry_run", "plan", "run_dir")
 # Settings that change nothing in a run's result.
-WITHOUT_RESULT = ("resume", "dry_run", "plan", "run_dir", "wandb", "data.cache_dir")
+WITHOUT_RESULT = ("resume", "allow_changes", "dry_run", "plan", "run_dir", "wandb", "data.cache_dir")
 
 
 def make_run_directory(where: str | None) -> Path:

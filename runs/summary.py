@@ -116,10 +116,11 @@ def sentence_of(error: BaseException) -> str:
 
 def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
     """Write job.json, or return the validation loss if the folder's run is finished."""
+    overrides = overrides_of_job(overrides)
     record = read_job(folder)
     summary = read_summary(folder)
     if summary or has_checkpoints(folder):
-        if record is None or sorted(record.overrides) != sorted(overrides):
+        if record is None or sorted(overrides_of_job(record.overrides)) != sorted(overrides):
             before = f"`{' '.join(record.overrides)}`" if record else "unknown settings (no job.json)"
             remedy = "remove it, or give the sweep another folder by hydra.sweep.dir=FOLDER"
             raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`", remedy)
@@ -128,6 +129,11 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
             return float("inf") if summary.val_loss is None else summary.val_loss
     write_job(folder, JobRecord(number, overrides))
     return None
+
+
+def overrides_of_job(overrides: list[str]) -> list[str]:
+    """Return the overrides without allow_changes, which only lets a job go on."""
+    return [override for override in overrides if not override.startswith("allow_changes=")]
 
 
 def fail_job(folder: Path, error: BaseException) -> None:

@@ -129,7 +129,6 @@ class Grid(Sweeper):
         self.compositions.refuse_clash(typed.values())
         self.compositions.refuse_replaced(ranges, typed)
         given = ranges | typed
-        given.pop("allow_changes", None)  # of the code, see refuse_other_code(): no change of a job's settings
         for override in given.values():
             if override.is_sweep_override():
                 expand_ranges(override)

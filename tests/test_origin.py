@@ -142,6 +142,20 @@ def test_a_sweep_that_goes_on_with_other_code_is_refused_unless_that_is_allowed(
     assert again.stdout.count("is finished already") == 2
 
 
+def test_a_job_goes_on_with_a_changed_text_if_the_sweep_allows_it(tmp_path):
+    asked = ["-m", "hydra.sweep.dir=here", "seed=1,2", *tiny(tmp_path, max_steps=1)]
+    assert run_here(*asked, cwd=tmp_path).returncode == 0
+    file = tmp_path / "here/1/summary.json"
+    file.write_text(file.read_text().replace('"finished"', '"running"'))
+    os.utime(tmp_path / "text.txt", (1, 1))
+    refused = run_here(*asked, cwd=tmp_path)
+    assert refused.returncode == 1 and "or set allow_changes=true" in refused.stdout + refused.stderr
+    allowed = run_here(*asked, "allow_changes=true", cwd=tmp_path)
+    assert allowed.returncode == 0 and "job 0 is finished already" in allowed.stdout, allowed.stderr
+    assert run_here(*asked, cwd=tmp_path).stdout.count("is finished already") == 2
+    assert "allow_changes" not in (tmp_path / "here/leaderboard.csv").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("checkout", ["clean", "dirty", "none", "zip"])
 def test_a_comparison_goes_on_with_its_code_alone_whatever_git_knows(checkout, tmp_path):

@@ -1,4 +1,4 @@
-"""The state of a process that a run changes and gives back, for it belongs to train()'s caller."""
+"""The state of a process that a run changes, and gives back to the caller of train()."""
 
 import logging
 import os
