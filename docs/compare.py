@@ -292,12 +292,15 @@ def variants(jobs: list[Job]) -> list[str]:
     Seed, learning rate, size and length are left out.
     """
     given = sorted(set(swept_settings(jobs)) - {"seed", RATE, SIZE, "max_steps"})
-    first = jobs[0].settings
     named = []
+    first: dict[str, str] = {}
     for job in jobs:
-        own = {name: job.settings[name] for name in given if name in job.settings}
-        differing = {name: value for name, value in own.items() if name == "attention" or value != first.get(name)}
-        named.append(" ".join(f"{name}={value}" for name, value in differing.items()))
+        own = {name: job.settings.get(name, "null") for name in given}  # a table has an empty field for null
+        first = first or own
+        differing = {name: value for name, value in own.items() if value != first[name]}
+        if "attention" in job.settings:
+            differing["attention"] = job.settings["attention"]
+        named.append(" ".join(f"{name}={differing[name]}" for name in given if name in differing))
     return [name.removeprefix("attention=") or "baseline" for name in named]
 
 

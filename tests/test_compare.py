@@ -13,14 +13,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 from sweeping import put_job
 
 from common.errors import SettingsError
 from docs import measured
-from docs.compare import Comparison, Pick, chosen, compare
+from docs.compare import Comparison, Pick, chosen, compare, variants
 from docs.estimates import Estimate, holm
 from docs.law import FAILED, Law, at_best_rate
-from sweeps.leaderboard import read_jobs
+from docs.recorded import recorded_jobs
+from sweeps.leaderboard import read_jobs, write_leaderboard
 
 TRUE = Law(floor=1.0, scale=1.5, power=0.3)
 SEEDS, SIZES, RATES = ("1", "2", "3", "4", "5"), ("64", "96"), ("8e-3", "0.02", "0.05")
@@ -223,6 +225,20 @@ def test_a_best_rate_at_the_end_is_marked_and_what_one_size_lacks_is_undecided(t
     compare(tmp_path)
     row = table(tmp_path)["sdpa+gate", "64"]
     assert row["optimizer.lr"] == "0.02 (end)" and row["at all sizes"] == "undecided" and len(table(tmp_path)) == 3
+
+
+def test_variants_are_named_alike_from_a_folder_and_from_its_table(tmp_path):
+    cells = [("sdpa", 16), ("sdpa", None), ("sdpa+gate", 16), ("sdpa+gate", None)]
+    for number, (attention, window) in enumerate(cells):
+        job = put_job(tmp_path / "all", number, f"attention={attention}", f"model.attention_window={window}")
+        model = {"attention": attention, "attention_window": window}
+        (job / "config.yaml").write_text(yaml.safe_dump({"model": model, "seed": 1}))
+    write_leaderboard(tmp_path / "all")
+    (tmp_path / "kept").mkdir()
+    shutil.copy(tmp_path / "all/leaderboard.csv", tmp_path / "kept")
+    names = ["sdpa", "sdpa model.attention_window=null", "sdpa+gate", "sdpa+gate model.attention_window=null"]
+    assert variants(recorded_jobs(tmp_path / "all")) == variants(recorded_jobs(tmp_path / "kept")) == names
+    assert variants([]) == []
 
 
 def test_no_seed_chooses_its_own_rate(tmp_path):
