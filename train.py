@@ -151,7 +151,7 @@ def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
 
 
 def record_evaluation(run: Run, result: Evaluation, max_tokens: int, is_saved: bool) -> None:
-    """Record the result of an evaluation on at most `max_tokens`, and the step if it is the best.
+    """Record the result of an evaluation on `max_tokens`, and the step if it is the best.
 
     is_saved: whether this step has a checkpoint; the best step has one.
     """

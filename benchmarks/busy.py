@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 WAYS = {
@@ -39,25 +39,20 @@ MEASURED = 4.0  # seconds of a process
 def work(name: str, as_started: bool) -> float:
     """Return the tokens a second of a workload in this process."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    threads = None
     if as_started:
-        from common.threads import sleep_at_barriers, use_free_cores
+        from common.threads import sleep_at_barriers
 
         sleep_at_barriers()
-        time.sleep(1)  # as long as a command imports torch
-        threads = use_free_cores
     import torch
 
     from generation.speed import decode_rate
-    from model.cpu import keep_freed_memory
+    from model.cpu import freed_memory_kept
     from train import train_step
     from training.config import TrainConfig
     from training.device import choose_precision, fast_products
     from training.plan import trial_run
+    from training.threads import threads_of_run
 
-    if threads:
-        threads()
-    keep_freed_memory()
     cpu = torch.device("cpu")
     config = TrainConfig()
     if name == "tales":
@@ -67,10 +62,10 @@ def work(name: str, as_started: bool) -> float:
         config.data.document_mask = True
     config.model.vocab_size = 1024 if name == "tales" else 2048
     run = trial_run(config, cpu, choose_precision("auto", cpu))
-    if name == "decoding":
+    if name == "decoding":  # no command chooses its threads by the load: they decide a sample's last bits
         decode_rate(run.model, 8)
         return decode_rate(run.model)
-    with fast_products(cpu, run.dtype):
+    with fast_products(cpu, run.dtype), freed_memory_kept(), threads_of_run(None) if as_started else nullcontext():
         for step in range(3):
             train_step(run, step)
         started = time.perf_counter()
@@ -126,7 +121,7 @@ def main() -> None:
         figures: dict[str, dict[int, list[float]]] = {way: {} for way in arguments.ways}
         for processes in arguments.busy:
             with busy(processes):
-                programs = {way: (lambda way=way: measure(name, way)) for way in arguments.ways}
+                programs = {way: partial(measure, name, way) for way in arguments.ways}
                 for way, values in paired.interleave(programs, arguments.rounds, warm_ups=0).items():
                     figures[way][processes] = values
         heads = [f"{title}: tokens/s", *(f"beside {plural(number)}" for number in arguments.busy)]

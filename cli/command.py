@@ -18,6 +18,7 @@ from typing import TypeVar
 from common.errors import SettingsError
 from common.mistakes import mistakes_explained
 from common.settings import from_arguments, settings_in, typed_default
+from common.threads import sleep_at_barriers
 
 Schema = TypeVar("Schema")
 
@@ -44,6 +45,7 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> N
 
     A person's mistake ends in one sentence on stderr and exit status 1.
     """
+    sleep_at_barriers()  # before torch is imported
     with mistakes_explained():
         arguments = sys.argv[1:]
         if asks_help(arguments):

@@ -11,6 +11,7 @@ from cli.command import asks_help, help_text
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed
 from common.mistakes import mistakes_explained
 from common.settings import parse_overrides
+from common.threads import sleep_at_barriers
 from training.config import TrainConfig
 
 SHOWN = (["job"], ["hydra"], ["all"])  # the settings that --cfg shows
@@ -25,6 +26,7 @@ def composition() -> ModuleType:
 
 def run_train_command() -> None:
     """Train with the typed settings: run_command() with Hydra's groups and sweeps."""
+    sleep_at_barriers()  # before torch is imported
     with mistakes_explained(lambda error: composition().explain(error)):
         arguments = sys.argv[1:]
         if asks_help(arguments):

@@ -1,12 +1,15 @@
-"""How torch's threads share the cores with other programs. Nothing here imports torch."""
+"""How long OpenMP's threads spin, and the cores that other programs leave.
+
+Nothing here imports torch.
+"""
 
 import os
 
 import psutil
 
 SPINS = "5000"
-"""The times that libgomp's threads look for work at a barrier before they sleep. torch's own default, billions of times,
-costs most of the speed where another program needs a core: each barrier waits for a thread that is not scheduled."""
+"""The times that libgomp's threads look for work at a barrier before they sleep. By default they do so a billion times,
+which costs most of the speed if another program needs a core: each barrier waits for a thread that is not scheduled."""
 BLOCK_TIME = "1"
 """The milliseconds that the threads of Intel's and LLVM's OpenMP do so."""
 WAITING = {"GOMP_SPINCOUNT": SPINS, "KMP_BLOCKTIME": BLOCK_TIME}
@@ -22,10 +25,22 @@ def sleep_at_barriers() -> None:
 
 
 class Load:
-    """Measures the cores that other programs use."""
+    """Measures how many cores other programs use."""
 
     def __init__(self) -> None:
         self.before = self._now()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last call of others(), or since this was made."""
+        return self._now()[0] - self.before[0]
+
+    def others(self) -> float:
+        """Return the mean number of this process's cores that others used since the last call."""
+        before = self.before
+        self.before = self._now()
+        clock, busy, own = (after - earlier for after, earlier in zip(self.before, before, strict=True))
+        return max(0.0, (busy - own) / clock) if clock > 0 else 0.0
 
     def _now(self) -> tuple[float, float, float]:
         """Return seconds: of the clock, of all programs on this process's cores, of this process."""
@@ -35,13 +50,6 @@ class Load:
         total = sum(sum(core[:8]) for core in cores)  # without guests, which are in the times of users
         own = psutil.Process().cpu_times()
         return total / max(1, len(cores)), total - idle, own.user + own.system
-
-    def others(self) -> float:
-        """Return the mean number of cores that other programs used since the last call."""
-        before = self.before
-        self.before = self._now()
-        clock, busy, own = (after - earlier for after, earlier in zip(self.before, before, strict=True))
-        return max(0.0, (busy - own) / clock) if clock > 0 else 0.0
 
 
 def usable_cores() -> list[int]:

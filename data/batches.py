@@ -69,7 +69,7 @@ class Dataset(Protocol):
         """Return a step's sequences from `start` to `stop`, always the same ones."""
 
     def validation_batches(self, batch_size: int, max_tokens: int | None = None) -> Iterator[Batch]:
-        """Yield at most `max_tokens` inputs of the validation data, always the same ones; all if None."""
+        """Yield at most `max_tokens` inputs for validation, always the same ones; all if None."""
 
     def validation_tokens(self, max_tokens: int | None) -> int:
         """Return the number of inputs that validation_batches() yields."""
@@ -160,7 +160,7 @@ class TokenDataset:
 
 @lru_cache(maxsize=2)  # a batch may have the last sequences of one epoch and the first of the next
 def draw_epoch(seed: int, epoch: int, count: int, room: int) -> tuple[int, np.ndarray]:
-    """Return an epoch's offset, below `room`, and the numbers of its `count` sequences in random order.
+    """Return an epoch's offset, below `room`, and its sequences' numbers in random order.
 
     An epoch cuts the text into sequences that begin block_size tokens apart, and draws each once. First it skips a
     random number of tokens, its offset. So every epoch cuts at other places, and the tokens that one epoch misses at

@@ -1,4 +1,4 @@
-"""Failures of a run: of its memory, its device or another rank, in sentences with a remedy and a checkpoint."""
+"""Failures of memory, of a device or another rank, in sentences with a way back."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,8 +46,8 @@ def explain_failures(run: Run) -> Iterator[None]:
 
 
 def way_back(run: Run) -> str:
-    """Return how to go on from the newest checkpoint, once it is written: its copy is in main memory."""
-    run.checkpointer.wait()
+    """Return how to go on from the newest checkpoint."""
+    run.checkpointer.wait()  # the copy that it writes is in main memory
     last = run.checkpointer.last()
     return f"{hydra_quoted('resume', run.directory)} goes on from {last.name}" if last else "nothing has been saved yet"
 

@@ -37,6 +37,7 @@ from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
 from training.start import check_machine, open_data, refuse_too_large, with_vocabulary
 from training.terminal import EPOCHS, describe, epochs
+from training.threads import threads_of_run
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
 # The law of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
@@ -184,7 +185,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     if config.plan.device:
         price = on_gpu(train_step, config, flops, data)
     else:
-        with freed_memory_kept(), generator_kept(device):  # as in a run
+        with freed_memory_kept(), generator_kept(device), threads_of_run(None):  # as in a run
             price = here(train_step, config, device, flops, data)
     lines = [
         *describe(config, data, model),

@@ -58,6 +58,8 @@ class Run:
     signals: Signals = field(default_factory=Signals)
     directory: Path = Path()
     progress: Progress = field(default_factory=Progress)
+    threads_note: str = ""
+    """Why torch takes fewer threads than it could, for the line `run`."""
     decode_rate: float | None = None
     """Tokens per second at which the finished model generates one text; None until then."""
 
@@ -200,7 +202,7 @@ class Run:
         return bool(self.ranks.broadcast(self.ranks.is_first and self.checkpointer.has(self.progress.step)))
 
     def activity(self, name: str, smaller: str = "") -> AbstractContextManager[None]:
-        """Name a part of the run, and a setting with which it needs less memory, if memory runs out in it."""
+        """Name a part of the run, and a setting that makes it smaller, if memory runs out in it."""
         remedy = f"set {smaller}" if smaller else "choose a smaller model or model.block_size"
         return memory_errors(f"{name} after step {self.progress.step} needs more memory than there is", remedy)
 

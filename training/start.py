@@ -44,6 +44,7 @@ from training.guest import WORKSPACE, generator_kept, process_kept, seed_generat
 from training.optimizer import load_optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
+from training.threads import threads_of_run
 from training.wandb import check_key
 
 log = logging.getLogger("tinygpt")
@@ -80,7 +81,11 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
 
         # Build the run. Rank 0 chooses the checkpoint and the directory, as only it writes.
         saved = ranks.broadcast(checkpoint_to_resume(config, stack) if ranks.is_first else None)
+        note = ""
+        if device.type == "cpu" and not ranks.launched:  # torchrun sets the threads of its processes
+            note = stack.enter_context(threads_of_run(saved.meta.computed_on.get("threads") if saved else None))
         run = build_run(config, ranks, device, saved)
+        run.threads_note = note
         if ranks.is_first:
             prepare_directory(run, saved, log_handler, stack)
         run.directory = ranks.broadcast(run.directory)

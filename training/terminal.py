@@ -10,6 +10,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from common.console import Bar, progress_bar
 from common.text import command, hydra_quoted, plural
+from common.threads import Load
 from data.batches import Dataset, TokenDataset
 from data.tasks import HELD_OUT
 from data.tokenizer import gzip_bits
@@ -26,6 +27,8 @@ log = logging.getLogger("tinygpt")
 
 EPOCHS = 4  # repeated as often, a text teaches almost as much as new text (Muennighoff et al. 2023)
 SMALL = 150_000  # tokens: 300 KB
+LONG_ENOUGH = 10  # seconds over which other programs are watched
+SLOW = 0.6  # of the fastest speed: a run that is told that the machine is busy
 QUIET = 25  # seconds without a line after which a run without a bar logs its progress
 
 
@@ -38,7 +41,8 @@ class Terminal(Logger):
         if not progress.step:
             processes = f" × {run.ranks.size}" if run.ranks.size > 1 else ""
             about = "\n".join(describe(replace(run.config, max_steps=run.max_steps), run.data, run.model))
-            log.info("%s, on %s%s in %s\noutput    %s", about, run.device, processes, run.precision, run.directory)
+            place = f"{run.device}{processes} in {run.precision}{run.threads_note}"
+            log.info("%s, on %s\noutput    %s", about, place, run.directory)
         bar = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         # {bar} makes tqdm cut the line at the terminal's width, even if the bar is only spaces.
         bar_format = bar if run.max_steps else "{desc}{n_fmt} steps [{elapsed}{postfix}]{bar}"
@@ -53,6 +57,9 @@ class Terminal(Logger):
             self.display.enter_context(logging_redirect_tqdm(loggers, Bar))
         self.last_line = time.monotonic()
         self.figures = ""
+        self.load = Load()
+        self.fastest = 0.0  # tokens a second of a row
+        self.is_told_busy = False
         peak = peak_flops(run.device)
         # MFU for each token a second: its arithmetic, as a share of the devices' peak.
         self.utilization = flops_per_token(run.model) / (peak * run.ranks.size) if peak else None
@@ -60,6 +67,7 @@ class Terminal(Logger):
     def on_row(self, row: Row, sample: str) -> None:
         if "val_loss" in row:
             return self.log_evaluation(row, sample)
+        self.tell_if_busy(row["tokens_per_s"])
         self.figures = f": loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s"
         if self.utilization:
             self.figures += f" ({self.utilization * row['tokens_per_s']:.0%} MFU)"
@@ -76,6 +84,17 @@ class Terminal(Logger):
             of = f" of {self.run.max_steps:,}" if self.run.max_steps else ""
             log.info("step %d%s%s", step, of, self.figures)
             self.last_line = time.monotonic()
+
+    def tell_if_busy(self, speed: float) -> None:
+        """Warn once if other programs take the cores of a run on a CPU."""
+        self.fastest = max(self.fastest, speed)
+        if self.is_told_busy or self.run.device.type != "cpu" or self.load.age < LONG_ENOUGH:
+            return
+        others = self.load.others()
+        if others >= 0.5 and speed < SLOW * self.fastest:
+            share = f"other programs use {others:.1f} cores, and a step takes {self.fastest / speed:.1f} times as long"
+            log.warning("step %d: %s as it did", self.run.progress.step, share)
+            self.is_told_busy = True
 
     def log_evaluation(self, row: Row, sample: str) -> None:
         loss = row["val_loss"]

@@ -1,0 +1,122 @@
+"""The rules of common/threads.py and training/threads.py: cores are shared with other programs."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from common import threads
+from common.threads import WAITING, Load, sleep_at_barriers
+from runs.checkpoint import read_meta
+from train import train
+from training import threads as training_threads
+from training.terminal import Terminal
+from training.threads import threads_of_run
+
+
+@pytest.mark.parametrize("own", ["OMP_WAIT_POLICY", *WAITING])
+def test_threads_are_asked_to_sleep_unless_somebody_has_decided_it(monkeypatch, own):
+    for name in ("OMP_WAIT_POLICY", *WAITING):
+        monkeypatch.delenv(name, raising=False)
+    sleep_at_barriers()
+    assert {name: os.environ[name] for name in WAITING} == WAITING and "OMP_WAIT_POLICY" not in os.environ
+    for name in WAITING:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(own, "active")
+    sleep_at_barriers()
+    assert [name for name in WAITING if name in os.environ] == [own] * (own in WAITING) and os.environ[own] == "active"
+
+
+def clock(monkeypatch, *, cores: int = 2) -> SimpleNamespace:
+    """A machine whose time passes by hand: advance(seconds, busy, own), all in seconds of a core."""
+    total = [0.0, 0.0, 0.0]  # idle and busy times of all cores, and the process's own
+    kind = type(psutil.cpu_times())
+
+    def advance(seconds: float, busy: float, own: float = 0.0) -> None:
+        total[0] += seconds * cores - busy - own
+        total[1] += busy + own
+        total[2] += own
+
+    def times(percpu: bool) -> list:
+        values = {"user": total[1] / cores, "idle": total[0] / cores}
+        return [kind(*(values.get(name, 0.0) for name in kind._fields)) for _ in range(cores)]
+
+    monkeypatch.setattr(threads.psutil, "cpu_times", times)
+    process = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=total[2], system=0.0))
+    monkeypatch.setattr(threads.psutil, "Process", lambda: process)
+    monkeypatch.setattr(threads, "usable_cores", lambda: [*range(cores)])
+    return SimpleNamespace(advance=advance)
+
+
+def test_the_load_is_that_of_other_programs_since_the_last_look(monkeypatch):
+    machine = clock(monkeypatch)
+    load = Load()
+    assert load.others() == 0 and load.age == 0
+    machine.advance(10, busy=5, own=10)
+    assert load.age == pytest.approx(10) and load.others() == pytest.approx(0.5)
+    machine.advance(2, busy=3)
+    assert load.others() == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(("busy", "expected"), [(0.0, 2), (0.4, 2), (0.6, 1), (1.0, 1), (2.0, 1)])
+def test_a_new_run_takes_the_cores_that_others_leave_and_gives_its_caller_back_their_number(
+    monkeypatch, busy, expected
+):
+    machine, given = clock(monkeypatch), []
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr(training_threads, "LOAD", Load())
+    machine.advance(5, busy=5 * busy, own=4)
+    with threads_of_run(None) as note:
+        assert given == [expected]
+    assert given == [expected, 2]
+    assert note == ("" if expected == 2 else f" with 1 of 2 threads, for other programs use {busy:.1f} cores")
+
+
+def test_a_resumed_run_keeps_its_threads_and_omp_num_threads_goes_first(monkeypatch):
+    given: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr(training_threads.machine, "processors", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for kept in (3, 4, 5):  # more than there are processors would be slow
+        with threads_of_run(kept) as note:
+            assert note == ""
+    assert given == [3, 4, 4, 4, 4, 4]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with threads_of_run(3):
+        assert given[-1] == 4
+
+
+def test_the_checkpoint_names_the_threads_with_which_the_run_goes_on(train_config, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(training_threads, "cores_of_others", lambda: 1.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        train(replace(train_config, max_steps=10))
+        last = Path(train_config.run_dir) / "checkpoints/last"
+        assert read_meta(last).computed_on["threads"] == 2 and torch.get_num_threads() == 3
+        monkeypatch.setattr(training_threads, "cores_of_others", lambda: 0.0)
+        train(replace(train_config, resume=train_config.run_dir))
+        assert read_meta(last).computed_on["threads"] == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_run_is_told_once_that_the_machine_has_become_busy(monkeypatch, caplog):
+    machine = clock(monkeypatch)
+    terminal = Terminal.__new__(Terminal)
+    terminal.run = SimpleNamespace(device=torch.device("cpu"), progress=SimpleNamespace(step=70))
+    terminal.load, terminal.fastest, terminal.is_told_busy = Load(), 0.0, False
+    for seconds, busy, speed in ((20, 0, 1000), (20, 20, 900), (5, 5, 300), (20, 0, 300), (20, 20, 300), (20, 20, 200)):
+        machine.advance(seconds, busy=busy, own=seconds)
+        terminal.tell_if_busy(speed)
+    assert [record.getMessage() for record in caplog.records] == [
+        "step 70: other programs use 1.0 cores, and a step takes 3.3 times as long as it did"
+    ]

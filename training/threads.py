@@ -1,0 +1,46 @@
+"""The threads of a run on a CPU, which shares the cores with other programs."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from common import machine
+from common.threads import Load
+
+LOAD = Load()
+SHORTEST = 0.3  # seconds over which other programs are watched
+
+
+@contextmanager
+def threads_of_run(kept: int | None) -> Iterator[str]:
+    """Let torch take the cores that other programs leave; yield a note for the line `run`.
+
+    kept: the number of a run that is resumed, for threads decide the last bits. OMP_NUM_THREADS goes first.
+    """
+    before = torch.get_num_threads()
+    threads, note = before, ""
+    if "OMP_NUM_THREADS" not in os.environ:
+        if kept is None:
+            others = cores_of_others()
+            threads = max(1, before - round(others))
+            if threads < before:
+                note = f" with {threads} of {before} threads, for other programs use {others:.1f} cores"
+        elif kept <= machine.processors():
+            threads = kept
+    torch.set_num_threads(threads)
+    try:
+        yield note
+    finally:
+        torch.set_num_threads(before)
+
+
+def cores_of_others() -> float:
+    """Return how many cores other programs have used for some time."""
+    if torch.get_num_threads() == 1:  # nothing can be left to them
+        return 0.0
+    if LOAD.age < SHORTEST:
+        time.sleep(SHORTEST - LOAD.age)
+    return LOAD.others()
