@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from jaxtyping import config as checks
 from jaxtyping import install_import_hook
 from omegaconf import OmegaConf
@@ -184,6 +185,7 @@ def run_here(
                 logger.setLevel(level)
             signal.signal(signal.SIGTERM, on_sigterm)
             register_schema({})  # without what resume and init_from brought
+            HydraConfig.instance().cfg = None  # which --cfg leaves
     for stream in streams[1:]:
         stream.flush()
     stdout, stderr = (stream.buffer.getvalue().decode() for stream in streams[1:])
