@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import random_gpt
 
+from model.attention import FORMS, MODIFIERS, SETTINGS, functions, make_attention
 from model.attention import chunked as chunks
-from model.attention import functions, make_attention
 from model.attention.chunked import best_of, tie_gap
 from model.attention.context import AttentionContext, Call
 from model.attention.contract import from_weights
@@ -278,6 +279,26 @@ def test_a_stick_that_is_spent_ends_the_look_and_changes_nothing():
     q, k, v = inputs(T, T)
     compare(lambda *qkv: chunked("stick", *qkv, scale=2.0),
             lambda *qkv: functions.stick(*qkv, is_causal=True, scale=2.0), [q, k, v])  # fmt: skip
+
+
+RECOMPUTED = [*FORMS, *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)), "softmax1+sink+window", "stick+forget"]
+
+
+@pytest.mark.parametrize("attention", RECOMPUTED)
+def test_a_block_that_is_computed_again_has_the_same_gradients_in_a_long_text(attention):
+    """recompute=block, at 320 tokens: the backward pass of chunks reads what the checkpoint unpacks once."""
+    window = 40 if "window" in attention else None
+    settings = {"attention": attention, "attention_window": window, "n_embd": 16, "n_head": 2, "block_size": 320}
+    gpt = random_gpt(**settings, n_layer=2, vocab_size=11).train()
+    tokens, targets = torch.randint(11, (2, 1, 320)).unbind()
+    found = []
+    for recomputes in (False, True):
+        for block in gpt.blocks:
+            block.activation_checkpointing = recomputes
+        loss = gpt(tokens, targets)
+        found.append([loss, *torch.autograd.grad(loss, [*gpt.parameters()], materialize_grads=True)])
+    for again, once in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(again, once)
 
 
 def test_second_derivatives_are_refused():

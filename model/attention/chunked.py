@@ -1011,10 +1011,11 @@ def differentiate(
     ctx: Any,
     arrived: Sequence[Tensor],
 ) -> tuple[Any, ...]:
-    inputs, settings, outputs = unpack(ctx.saved_tensors, ctx.settings)
+    saved = ctx.saved_tensors  # once: a checkpointed block unpacks them a single time
+    inputs, settings, outputs = unpack(saved, ctx.settings)
     dy = arrived[0]
     d_loss = arrived[4]
-    gradients = Gradients(*torch.ops.tinygpt.chunked_backward.default([*ctx.saved_tensors, dy], *ctx.settings))
+    gradients = Gradients(*torch.ops.tinygpt.chunked_backward.default([*saved, dy], *ctx.settings))
 
     # If all scores of a row rise alike, nothing changes: the gradients of a row and its sink sum to 0.
     d_sink = -gradients.row.sum((0, 2))
