@@ -11,7 +11,7 @@ from conftest import random_gpt
 
 from model.attention import FORMS, MODIFIERS, SETTINGS, functions, make_attention
 from model.attention import chunked as chunks
-from model.attention.chunked import best_of, tie_gap
+from model.attention.choice import best_of, tie_gap
 from model.attention.context import AttentionContext, Call
 from model.attention.contract import from_weights
 from model.attention.masks import causal_mask, document_mask

@@ -12,7 +12,7 @@ modifiers.py   small changes to a layer: gates, sinks, biases, other keys and va
 mixing.py      more of them: norms and convolutions of queries, keys and values
 latent.py      keys and values remembered as one small vector
 recurrent.py   a state in place of the cache
-sparse.py      a few chosen keys
+sparse.py      a few chosen keys; choice.py says which
 registry.py    the decorators that give a form or a modifier its name, yours too
 code.py        a file of your own, run by code=FILE
 check.py       python -m model.attention.check: does all of it work on your machine?

@@ -29,8 +29,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention.choice import best_blocks, best_of, block_mask, choose_blocks, tie_gap
 from model.attention.context import Call, sink_of
-from model.attention.masks import best_blocks, block_mask, choose_blocks
 from model.cpu import product_dtype
 
 ROWS_ON_CPU = 128
@@ -589,7 +589,7 @@ def overlay(
 
 
 class BlockChoice:
-    """Hides the keys of blocks that a query has not chosen: see `best_blocks` in masks.py."""
+    """Hides the keys of blocks that a query has not chosen: see `best_blocks` in choice.py."""
 
     def __init__(self, operands: Operands, chosen: Tensor) -> None:
         """chosen: bool (B, H, T, blocks), which the first pass writes."""
@@ -719,60 +719,6 @@ class IndexChoice:
         d = where_positive(d, self.products, 0, grad_input=d).flatten(1, 2)
         chunk.write(d @ self.k[:, chunk.places], outputs.d_index_q)
         outputs.d_index_k[:, chunk.places].baddbmm_(d.mT, chunk.read(self.q))
-
-
-def tie_gap(index: Tensor) -> Tensor:
-    """Return the gap (…, 1) up to which scores of a row (…, keys) count as equal.
-
-    It is 32 roundings of the row's largest score. In float32 the scores of one token, its key from a full pass or from
-    decoding, differ by up to 11 roundings.
-    """
-    return 32 * torch.finfo(index.dtype).eps * index.abs().amax(-1, keepdim=True)
-
-
-def best_of(
-    index: Tensor,
-    best: int,
-    gap: Tensor,
-) -> Tensor:
-    """Return the `best` keys of each row (…, keys), of equals the nearer; none at -∞.
-
-    Scores are equal if no gap in their order is wider than `gap`.
-    """
-    # With fewer keys than that there is no choice.
-    finite = index > -torch.inf
-    if index.shape[-1] <= best:
-        return finite
-
-    # The least of the best and the next: a full sort would take longer.
-    top = index.topk(best + 1, sorted=False).values
-    next_one, least = top.topk(2, largest=False).values.split(1, -1)
-    chosen = index >= least
-
-    # Where these are equal the nearer keys are the best.
-    tied = (least - next_one <= gap).squeeze(-1)
-    if tied.any():
-        chosen[tied] = nearest_of_equals(index[tied], best, gap[tied])
-    return chosen & finite
-
-
-def nearest_of_equals(
-    index: Tensor,
-    best: int,
-    gap: Tensor,
-) -> Tensor:
-    """Return best_of() by a sort, with keys at -∞."""
-    ordered, keys = index.sort(-1, descending=True)
-
-    # The place of each key in the order, the same for equals.
-    is_next = ordered[..., :-1] - ordered[..., 1:] > gap
-    place = F.pad(is_next.cumsum(-1), (1, 0))
-    place = torch.empty_like(place).scatter(-1, keys, place)
-
-    # From the last key on, a stable sort puts the nearer of equals first.
-    from_last = place.flip(-1).sort(dim=-1, stable=True).indices
-    best_keys = index.shape[-1] - 1 - from_last[..., :best]
-    return torch.zeros_like(index, dtype=torch.bool).scatter(-1, best_keys, True)
 
 
 class Outputs(NamedTuple):

@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from model.attention.chunked import by_chunks, chunked, nearest_of_equals, tie_gap
+from model.attention.choice import best_blocks, block_mask, nearest_of_equals, tie_gap
+from model.attention.chunked import by_chunks, chunked
 from model.attention.context import AttentionContext, Call, visible_keys
 from model.attention.contract import AttentionFunction, Output, Scores, from_weights, upcast
 from model.attention.layer import MultiHeadAttention, Stream
-from model.attention.masks import best_blocks, block_mask, causal_mask
+from model.attention.masks import causal_mask
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import LayerNorm, Linear
