@@ -118,6 +118,7 @@ class GPT(nn.Module):
         ctx.tokens = tokens
         ctx.doc_starts = doc_starts if cache is None else cache.continue_documents(doc_starts, T)
         ctx.cache = cache
+        ctx.device = self.runtime.device
 
         # Embed the tokens, and where the settings ask for it their n-grams and positions.
         x = self.token_embedding(tokens)  # (B, T) -> (B, T, C)
@@ -206,6 +207,8 @@ class Runtime:
     """The loss of a chunk of tokens; in a compiled run torch.compile() of it."""
     largest_chunk: int | None = None
     """The most bytes of float32 logits at a time; None for the default of fused_cross_entropy."""
+    device: str | None = None
+    """The type of device for which attention is computed; None for that of the tokens. A plan has another."""
 
 
 class Block(nn.Module):

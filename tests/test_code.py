@@ -424,15 +424,14 @@ HIDDEN = """
 import torch
 from torch import nn
 
-from model.attention.functions import matmul
 from model.attention.layer import MultiHeadAttention
-from model.attention.registry import form
+from model.attention.registry import FORMS, form
 
 
 @form("hidden")
 class Hidden(MultiHeadAttention):
     def __init__(self, config):
-        super().__init__(config, matmul)
+        super().__init__(config, FORMS["matmul"])
         self.share = nn.Parameter(torch.zeros(()))
 
 """

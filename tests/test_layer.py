@@ -9,13 +9,13 @@ from conftest import close, layer, leaky_attention
 
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, check, check_names, unused_settings
-from model.attention.functions import matmul
 from model.attention.masks import causal_mask, document_mask
 from model.attention.recurrent import Recurrent
 from model.cache import KVCache
 from model.config import POSITIONS, AttentionConfig
 from model.layers import Linear, RMSNorm
 
+matmul = FORMS["matmul"]
 C, CPU = 16, torch.device("cpu")
 STATES = [name for name, kind in FORMS.items() if isinstance(kind, type) and issubclass(kind, Recurrent)]
 ROWS = [name for name in FORMS if name not in STATES]

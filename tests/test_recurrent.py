@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from conftest import close, layer, random_gpt
 
 from model.attention import AttentionContext
-from model.attention.context import Call
+from model.attention.call import Call
 from model.attention.recurrent import CHUNK, NOTHING, in_chunks, token_by_token
 from model.cache import KVCache
 

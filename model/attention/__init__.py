@@ -23,9 +23,9 @@ Next door: model/rope.py, model/cache.py.
 from common.errors import SettingsError
 
 # Importing these registers their forms and modifiers, in this order.
-from model.attention import functions, ladder, latent, layer, mixing, modifiers, recurrent, sparse  # noqa: F401
+from model.attention import contract, ladder, latent, layer, mixing, modifiers, recurrent, sparse  # noqa: F401
 from model.attention.context import AttentionContext
-from model.attention.functions import SOFTMAX
+from model.attention.contract import SOFTMAX
 from model.attention.layer import MultiHeadAttention
 from model.attention.registry import FORMS, MODIFIERS, SETTINGS, check_names
 from model.config import AttentionConfig

@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from model.attention.masks import causal_mask
+from model.layers import upcast
+
 Scores = Float[Tensor, "*lead T S"]
 Blocks = Bool[Tensor, "*lead T blocks"]
 
@@ -58,6 +61,35 @@ def first_seen(scores: Scores) -> Int[Tensor, "*lead T 1"]:
     S = scores.shape[-1]
     key = torch.arange(S, device=scores.device)
     return torch.where(scores > -torch.inf, key, S).amin(-1, keepdim=True)
+
+
+def index_scores(
+    q: Float[Tensor, "B J T Di"],
+    k: Float[Tensor, "B S Di"],
+    w: Float[Tensor, "B T J"],
+) -> Float[Tensor, "B 1 T S"]:
+    """Return Σ_j w_tj ReLU(q_tj · k_s) / √(J Di): the score of each key for all heads."""
+    J, _, Di = q.shape[1:]
+    products = F.relu(upcast(q) * Di**-0.5 @ upcast(k)[:, None].mT)  # (B, J, T, S)
+    return (upcast(w).mT[..., None] * products).sum(1, keepdim=True) * J**-0.5
+
+
+def indexed_keys(
+    index: Float[Tensor, "B 1 T S"],
+    seen: Bool[Tensor, "..."],
+    best: int,
+) -> Bool[Tensor, "B _ T S"]:
+    """Return each query's own key and the best ones that it sees, `best` in all.
+
+    Of equals the nearer is chosen. Scores are equal if no gap in their order is wider than tie_gap(): a rounding, which
+    differs between a full pass and decoding, then decides nothing between keys that are the same token without a
+    position.
+    """
+    T, S = index.shape[-2:]
+    own = causal_mask(T, S, index.device, window=1)
+    gap = tie_gap(index.masked_fill(~seen, 0))
+    index = index.masked_fill(~seen, -torch.inf).masked_fill(own, torch.inf)
+    return nearest_of_equals(index, best, gap) & seen
 
 
 def tie_gap(index: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from common.errors import SettingsError
+from model.attention.call import Key, Query, Value
 from model.attention.context import AttentionContext
-from model.attention.contract import Key, Query, Value
 from model.attention.layer import NORM_EPS, Heads, MultiHeadAttention, Stream
 from model.attention.modifiers import Modifier, PerHead
 from model.attention.registry import modifier

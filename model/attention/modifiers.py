@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from common.errors import SettingsError
-from model.attention.context import AttentionContext, Call, add_bias, visible_keys
-from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
+from model.attention.call import Call, Key, Output, Query, Value, add_bias, add_sink, repeat_heads, visible_keys
+from model.attention.context import AttentionContext
 from model.attention.layer import Heads, Keys, MultiHeadAttention, Stream
 from model.attention.masks import alibi_slopes
 from model.attention.registry import modifier
 from model.config import AttentionConfig
-from model.layers import Linear, cumulative_sum
+from model.layers import Linear, cumulative_sum, upcast
 
 
 class Modifier(nn.Module):
@@ -169,7 +169,9 @@ class LogN(Modifier):
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         H, T = call.q.shape[1:3]
         S = call.k.shape[2]
-        mask = None if call.mask is None else visible_keys(call)
+        mask = None
+        if call.mask is not None or call.indexer is not None:
+            mask = visible_keys(call)
         if mask is not None:
             # Count the keys in the mask. A row that sees none counts as 1: the logarithm stays finite.
             mask = mask.expand(*mask.shape[:-1], S)
@@ -240,22 +242,18 @@ class Sink(Modifier):
     """
 
     last = True
-    means_nothing: ClassVar[dict[str, str]] = {
-        "sigmoid": "no key takes weight from others",
-        "stick": "a share that no key takes goes nowhere already",
-        "moba": "one more key would shift the blocks",
-    }
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__()
-        if config.form in self.means_nothing:
-            problem = f"attention={config.attention}: {self.means_nothing[config.form]} under {config.form}"
+        no_sink = layer.function.weighting.no_sink
+        if no_sink is not None:
+            problem = f"attention={config.attention}: {no_sink} under {config.form}"
             raise SettingsError(problem, "leave out sink, or choose another form")
         self.bias = nn.Parameter(torch.zeros(layer.n_head))
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         # The two queries of a head of diff share its sink.
-        return call._replace(sink=self.bias.repeat_interleave(call.q.shape[-3] // len(self.bias)))
+        return add_sink(call, self.bias.repeat_interleave(call.q.shape[-3] // len(self.bias)))
 
 
 @modifier("diff", changes="queries")

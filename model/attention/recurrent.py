@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from model.attention.context import AttentionContext, Call
-from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
+from model.attention.call import Call, Key, Output, Query, Value, repeat_heads
+from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
 from model.config import POSITION_SETTINGS, AttentionConfig
-from model.layers import RMSNorm
+from model.layers import RMSNorm, upcast
 
 CHUNK = 32
 """The tokens of a chunk, whose writes solve one triangular system; a power of two."""
