@@ -96,6 +96,15 @@ def features(call: Call) -> list[str]:
     return found
 
 
+def contradiction(call: Call) -> str | None:
+    """Return why no code computes a call, whose fields mean nothing together; None if they do."""
+    if call.sink is not None and call.weighting.no_sink is not None:
+        return f"a sink means nothing under {call.weighting.name}: {call.weighting.no_sink}."
+    if call.window is not None and call.sees_later:
+        return "a window ends at a query's own key: leave out window, or sees_later."
+    return None
+
+
 def scale_of(call: Call) -> float:
     """Return the factor on the products."""
     return call.q.shape[-1] ** -0.5 if call.scale is None else call.scale
@@ -131,17 +140,15 @@ def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."]
     T = call.q.shape[-2]
     S = call.k.shape[-2]
     has_window = "window" in features(call)
-    if has_window and call.sees_later:
-        raise ValueError("a window ends at a query's own key: leave out window, or sees_later.")
     mask = call.mask
     if call.doc_starts is not None:
         same_text = document_mask(call.doc_starts, S)
         mask = same_text if mask is None else mask & same_text
-    if has_window or (mask is not None and hides_later(call)):
+    if has_window or ((mask is not None or call.indexer is not None) and hides_later(call)):
         causal = causal_mask(T, S, call.q.device, call.window)
         mask = causal if mask is None else mask & causal
     if call.indexer is not None:
-        seen = causal_mask(T, S, call.q.device) if mask is None else mask
+        seen = torch.ones((), dtype=torch.bool, device=call.q.device) if mask is None else mask
         index = index_scores(*call.indexer[:3]) if index is None else index
         mask = indexed_keys(index.detach(), seen, call.indexer.best)
     return mask

@@ -39,11 +39,13 @@ def best_blocks(scores: Scores, block: int, best: int) -> Blocks:
 
 def choose_blocks(mean: Float[Tensor, "*lead T blocks"], own: Int[Tensor, "*#lead T 1"], best: int) -> Blocks:
     """Return each query's own block, and the `best` ones before it."""
-    # Fewer than `best` blocks may come before a query's own: topk() then also returns hidden ones, of −∞.
+    # Fewer than `best` blocks may come before a query's own: topk() then also returns hidden ones, of −∞. Hidden ones
+    # are added, so that there are enough for topk() in a text of any length.
     number = torch.arange(mean.shape[-1], device=mean.device)
-    top = mean.masked_fill(number >= own, -torch.inf).topk(min(best, len(number)), -1)
-    before = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, top.indices, top.values > -torch.inf)
-    return before | (number == own)
+    earlier = F.pad(mean.masked_fill(number >= own, -torch.inf), (0, best), value=-torch.inf)
+    top = earlier.topk(best, -1)
+    before = torch.zeros_like(earlier, dtype=torch.bool).scatter(-1, top.indices, top.values > -torch.inf)
+    return before[..., : mean.shape[-1]] | (number == own)
 
 
 def block_mask(chosen: Blocks, scores: Scores, block: int) -> Bool[Tensor, "*lead T S"]:
@@ -143,4 +145,4 @@ def nearest_of_equals(
     # From the last key on, a stable sort puts the nearer of equals first.
     from_last = place.flip(-1).sort(dim=-1, stable=True).indices
     best_keys = index.shape[-1] - 1 - from_last[..., :best]
-    return torch.zeros_like(index, dtype=torch.bool).scatter(-1, best_keys, True)
+    return torch.zeros_like(index).scatter(-1, best_keys, 1.0) > 0

@@ -203,7 +203,9 @@ SOFTMAX1 = """Softmax with 1 added to its denominator: a head may attend to noth
 form("matmul")(named_as(functions.matmul, PLAIN, (CHUNKS, of_steps(functions.matmul))))
 form("einsum")(named_as(functions.einsum, PLAIN, (of_steps(functions.einsum),)))
 form("bmm")(named_as(functions.bmm, PLAIN, (CHUNKS, of_steps(functions.bmm))))
-form("loop")(named_as(functions.loop, PLAIN, (of_steps(functions.loop),)))
+# A record would have as many turns as its text has tokens.
+LOOP = of_steps(functions.loop)._replace(modes=("eager", "compiled", "transformed"))
+form("loop")(named_as(functions.loop, PLAIN, (LOOP, of_steps(functions.matmul))))
 form("sdpa")(AttentionFunction("sdpa", SDPA, PLAIN, OF_SDPA))
 
 form("softmax1")(AttentionFunction("softmax1", SOFTMAX1, PLAIN, OF_WEIGHTING, null_key=True))

@@ -10,7 +10,7 @@ half            short texts in half precision on a CPU (half.py)
 bmm             short texts on a CPU: the plain products of functions.py
 fused           torch's kernels where causality or nothing lies over the scores (fused.py)
 chunks          long texts by chunks of queries, without a matrix of all scores (chunked.py)
-fused, matrix   torch's kernels with mask and bias as a matrix
+fused_matrix    torch's kernels with mask and bias as a matrix
 weighted        the definition, for any weighting: functions.py
 
 A form of attention has some of these, the fastest first; the last one serves every call of a layer. `matmul` and its
@@ -27,13 +27,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 import model.attention.functions as functions
-from model.attention.call import Call, Output, dense, features
+from model.attention.call import Call, Output, contradiction, dense, features
 from model.attention.choice import index_scores
 from model.attention.chunked import chunked
 from model.attention.fused import folded, fused, fused_with_matrix, has_varlen
 from model.attention.half import half
 from model.attention.weighting import WITH_PASSES, Softmax, Weighting
-from model.cpu import SHORT, mode
+from model.cpu import SHORT, is_recorded, mode
 
 LONGEST_DENSE = SHORT**2
 """The largest T · S for which a matrix of scores is faster than chunks, on a CPU thread; a GPU keeps to it."""
@@ -50,7 +50,7 @@ class Executor(NamedTuple):
 
     name: str
     run: Callable[[Call], Any]
-    """Returns the result of a call; with its Loss, if it serves an indexer."""
+    """Returns the result of a call, or the result and its Loss."""
     fields: frozenset[str]
     """The fields of a call that it serves, besides q, k, v and the weighting."""
     weightings: tuple[type[Weighting], ...] | None = (Softmax,)
@@ -83,8 +83,10 @@ def obstacle(executor: Executor, call: Call, device: str) -> str | None:
 def choose(call: Call, executors: Executors, device: str) -> Executor:
     """Return the first executor that serves all of a call on a type of device.
 
-    Raises ValueError if there is none.
+    Raises ValueError if there is none, or if the call contradicts itself.
     """
+    if (problem := contradiction(call)) is not None:
+        raise ValueError(problem)
     for executor in executors:
         if obstacle(executor, call, device) is None:
             return executor
@@ -110,7 +112,7 @@ def attend(call: Call, executors: Executors, device: str | None = None) -> tuple
         # A GPU's kernels keep no scores to drop weights, as a CPU's do, on which the tensors of a plan are.
         call = call._replace(dropout_p=0.0)
     result = executor.run(call)
-    return result if "indexer" in executor.fields else (result, None)
+    return result if isinstance(result, tuple) else (result, None)
 
 
 # Sizes and types.
@@ -121,8 +123,9 @@ def is_whole(call: Call) -> str | None:
 
     A large bias rounds the scores, though by less than half precision does. float32 would lose digits.
     """
-    if call.q.ndim != 4 or not call.q.shape[-2] == call.k.shape[-2] > 1:
-        return "T is not S, or 1"
+    T, S = call.q.shape[-2], call.k.shape[-2]
+    if call.q.ndim != 4 or T == 1 or T != S:
+        return "one token" if T == 1 else "not (B, H, T, D) with S = T"
     has_channels = call.bias is not None or call.doc_starts is not None
     return "a bias needs half precision" if has_channels and call.q.dtype.itemsize > 2 else None
 
@@ -130,7 +133,7 @@ def is_whole(call: Call) -> str | None:
 def suits_varlen(call: Call) -> str | None:
     T, S = call.q.shape[-2], call.k.shape[-2]
     if call.q.ndim != 4 or T == 1:
-        return "T is 1"
+        return "one token" if T == 1 else "not (B, H, T, D)"
     if T != S and call.doc_starts is not None:
         return "keys of a cache do not say whose document is theirs"
     if call.q.dtype.itemsize > 2:
@@ -146,8 +149,10 @@ def is_short(call: Call) -> str | None:
     Forward and backward of 24 × 4 heads of 32 channels: 1.5 ms instead of 1.7 at T = 64, 6.6 instead of 6.2 at 256, 31
     instead of 28 at 512. The fused kernel slows down 9 times where oneDNN multiplies in bf16, and bmm gains.
     """
-    fits = 1 < call.q.shape[-2] <= SHORT and call.k.shape[-2] <= SHORT
-    return None if fits else f"T is 1, or T or S above {SHORT}"
+    T, S = call.q.shape[-2], call.k.shape[-2]
+    if T == 1:
+        return "one token"
+    return None if T <= SHORT and S <= SHORT else f"more than {SHORT} tokens"
 
 
 def is_short_half(call: Call) -> str | None:
@@ -156,13 +161,16 @@ def is_short_half(call: Call) -> str | None:
 
 def is_long(call: Call) -> str | None:
     T, S = call.q.shape[-2], call.k.shape[-2]
-    return None if call.q.ndim == 4 and T > 1 and T * S > LONGEST_DENSE else f"T is 1, or T S at most {SHORT}²"
+    if call.q.ndim != 4 or T == 1:
+        return "one token" if T == 1 else "not (B, H, T, D)"
+    return None if T * S > LONGEST_DENSE else f"no more than {SHORT}² pairs"
 
 
 def is_aligned(call: Call) -> str | None:
     """torch's causality aligns the first query with the first key; a single query sees all."""
-    T = call.q.shape[-2]
-    return None if call.sees_later or T in (1, call.k.shape[-2]) else "T is not S"
+    T, S = call.q.shape[-2], call.k.shape[-2]
+    fits = call.sees_later or T == S or (T == 1 and not is_recorded())
+    return None if fits else "S is not T"
 
 
 # The executors.
@@ -254,13 +262,15 @@ FUSED = Executor(
 CHUNKS = Executor(
     name="chunks",
     run=chunked,
-    fields=PLAIN | {"doc_starts", "bias", "window", "sink", "indexer"},
+    fields=PLAIN | {"doc_starts", "bias", "window", "sink"},
     weightings=tuple(WITH_PASSES.values()),
     devices=("cpu", "cuda"),
     modes=UNRECORDED,
     misfit=is_long,
 )
-FUSED_MATRIX = of_steps(fused_with_matrix)._replace(name="fused, matrix")
+# The keys of an index are hidden by scores that softmax makes zero.
+CHUNKS_OF_INDEX = CHUNKS._replace(fields=CHUNKS.fields | {"indexer"}, weightings=(Softmax,))
+FUSED_MATRIX = of_steps(fused_with_matrix)._replace(name="fused_matrix")
 WEIGHTED = Executor(
     name="weighted",
     run=partial(by_matrices, functions.weighted, False),
@@ -269,5 +279,5 @@ WEIGHTED = Executor(
 )
 OWN = WEIGHTED._replace(run=partial(by_matrices, functions.weighted, True))
 
-OF_SDPA = FOLDED, VARLEN, HALF, BMM, FUSED, CHUNKS, FUSED_MATRIX, WEIGHTED
+OF_SDPA = FOLDED, VARLEN, HALF, BMM, FUSED, CHUNKS_OF_INDEX, FUSED_MATRIX, WEIGHTED
 OF_WEIGHTING = FOLDED, VARLEN, CHUNKS, WEIGHTED

@@ -55,7 +55,7 @@ def fused(call: Call) -> Output:
     if not (q.is_cpu or flash_takes(q, q.shape[-1])):
         k = repeat_heads(k, H)
         v = repeat_heads(v, H)
-    shares = k.shape[-3] != H
+    shares = bool(k.shape[-3] != H)  # in a trace sizes are tensors
     y = F.scaled_dot_product_attention(q, k, v, None, call.dropout_p, is_causal, scale=scale, enable_gqa=shares)
     return y if y.shape[-1] == Dv else y[..., :Dv]
 

@@ -186,6 +186,17 @@ def halves(x: Float[Tensor, "*lead C D"], m: int) -> tuple[Float[Tensor, "*lead 
     return x.unflatten(-2, (-1, 2, m)).unbind(-3)
 
 
+def of_one_length(x: Stream) -> Stream:
+    """Return x; in a trace, which repeats the steps of its own length, refuse texts of another one."""
+    if not torch.jit.is_tracing():
+        return x
+    T = int(x.shape[1])
+    fits = torch._shape_as_tensor(x)[1] == T
+    message = f"this trace serves texts of {T} tokens: trace a form with a state at the length of its texts."
+    nothing = torch.ops.aten._functional_assert_async.msg(fits, message, x.new_zeros((), device="cpu"))
+    return x + nothing.to(x)
+
+
 def unit_length(x: Key) -> Key:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)  # as in Gated DeltaNet's own code
 
@@ -213,6 +224,7 @@ class Recurrent(MultiHeadAttention):
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Read and write the state, in float32 at least, without autocast."""
+        x = of_one_length(x)
         log_decay, beta = self.rates(x)
         if ctx.doc_starts is not None:
             # The first token of a text finds an empty state.
