@@ -1,4 +1,4 @@
-"""Which code computes an attention? `python -m model.attention.choose sdpa+forget+window` prints it.
+"""Which code computes an attention? `python -m model.attention.choose NAME` prints it.
 
 For each length, device and type it names the executor that runs, and says why the faster ones do not: see executors.py.
 Without a name it prints the table of docs/hardware.md. code=FILE runs a file that registers an attention of your own.

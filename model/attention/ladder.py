@@ -29,8 +29,8 @@ class OneHead(MultiHeadAttention):
         *MultiHeadAttention.unused_settings,
     )
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), FORMS["matmul"])
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), FORMS["matmul"], layer_idx)
 
 
 @form("average")
@@ -43,8 +43,8 @@ class Average(OneHead):
     modifiable = ("window",)
     unused_settings = ("qk_norm", *POSITION_SETTINGS, *OneHead.unused_settings)
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(replace(config, position="none"))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, position="none"), layer_idx)
 
     def make_projections(self, config: AttentionConfig) -> None:
         self.v_proj = Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
@@ -86,8 +86,8 @@ class Stacked(MultiHeadAttention):
     share their parameters' names and values: a checkpoint fits both.
     """
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(config, named_as(head_by_head, PLAIN, (of_steps(head_by_head),)))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, named_as(head_by_head, PLAIN, (of_steps(head_by_head),)), layer_idx)
 
     def project(self, x: Stream) -> Heads:
         weights = self.qkv_proj.weight.split(self.head_dim)  # (n·D, C) -> n times (D, C)

@@ -52,11 +52,11 @@ class LatentAttention(SplitKeys):
 
     unused_settings = ("n_kv_head", "qk_norm", "rope_fraction", "score_softcap")
 
-    def __init__(self, config: AttentionConfig) -> None:
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         D = config.head_channels
         self.latent = config.latent_size or min(4, config.n_head) * D
         self.turned = max(2, D // 4 * 2)  # half of D, in pairs of channels
-        super().__init__(replace(config, n_kv_head=None))
+        super().__init__(replace(config, n_kv_head=None), layer_idx=layer_idx)
         self.scale = (self.turned + D) ** -0.5  # also of queries that W_k has made wider
 
     def make_projections(self, config: AttentionConfig) -> None:
@@ -137,9 +137,9 @@ class GroupedTied(SplitKeys):
 
     unused_settings = ("qk_norm", "rope_fraction", *MultiHeadAttention.unused_settings)
 
-    def __init__(self, config: AttentionConfig) -> None:
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.turned = max(1, config.head_channels // 2)
-        super().__init__(config)
+        super().__init__(config, layer_idx=layer_idx)
 
     def make_projections(self, config: AttentionConfig) -> None:
         C = config.n_embd

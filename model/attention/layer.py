@@ -53,8 +53,6 @@ class MultiHeadAttention(nn.Module):
     make_call, attend or merge.
     """
 
-    layer_idx = 0
-    """The layer's place in the model, by which it finds its tensors in the cache; make_attention() sets it."""
     # Traits of a form, for the registry, the settings' checks, generation and the tests.
     modifiable: ClassVar[tuple[str, ...]] = (*SETTINGS.values(), *PARTS)
     """The parts that modifiers may change."""
@@ -65,9 +63,18 @@ class MultiHeadAttention(nn.Module):
     is_sparse = False
     """Whether scores decide which keys are left out, so that rounding may change the result."""
 
-    def __init__(self, config: AttentionConfig, function: AttentionFunction | None = None) -> None:
-        """function: the attention function; by default that of config.attention, or sdpa's."""
+    def __init__(
+        self,
+        config: AttentionConfig,
+        function: AttentionFunction | None = None,
+        layer_idx: int = 0,
+    ) -> None:
+        """function: the attention function; by default that of config.attention, or sdpa's.
+
+        layer_idx: the layer's place in the model, by which it finds its tensors in the cache.
+        """
         super().__init__()
+        self.layer_idx = layer_idx
         self.form = config.form
         self.n_head = self.query_heads = config.n_head  # a modifier may give each head more queries
         self.kv_heads = config.kv_heads
@@ -87,11 +94,8 @@ class MultiHeadAttention(nn.Module):
             config = replace(config, qk_norm=False)
         queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
         if queries_per_head > 1:
-            # Draw projections of the usual width and drop them: with these draws a seed gives the weights that it gave
-            # in earlier versions.
-            self.make_projections(config)
+            self.make_projections(config)  # to be replaced: a seed then draws the weights of earlier versions
             self.query_heads *= queries_per_head
-
         self.make_projections(config)
         self.modifiers: Any = nn.ModuleDict()
         # In the order of registration, but those that add a key last (sorted() is stable).
@@ -281,5 +285,5 @@ class SoftCapped(MultiHeadAttention):
 
     unused_settings = ("latent_size",)
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(config, of_weighting(Softcap(config.score_softcap)))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, of_weighting(Softcap(config.score_softcap)), layer_idx)

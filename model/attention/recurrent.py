@@ -187,7 +187,7 @@ def halves(x: Float[Tensor, "*lead C D"], m: int) -> tuple[Float[Tensor, "*lead 
 
 
 def of_one_length(x: Stream) -> Stream:
-    """Return x; in a trace, which repeats the steps of its own length, refuse texts of another one."""
+    """Return x, but let a trace, which repeats the steps of its length, refuse others."""
     if not torch.jit.is_tracing():
         return x
     T = int(x.shape[1])
@@ -214,8 +214,8 @@ class Recurrent(MultiHeadAttention):
     flops_of_state = 4.0
     """Floating-point operations for a token to read and write one number of the state."""
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(replace(config, position="none", attention_window=None))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, position="none", attention_window=None), layer_idx=layer_idx)
         self.scan = in_chunks
 
     def rates(self, x: Stream) -> Rates:
@@ -297,8 +297,8 @@ class GatedDelta(Recurrent):
     flops_of_state = 6.0
     fades_by_channel = False
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(replace(config, qk_norm=False))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, qk_norm=False), layer_idx)
         C = config.n_embd
         H = config.n_head
         self.beta = PerHead(C, H)

@@ -22,9 +22,9 @@ class BlockAttention(MultiHeadAttention):
     is_sparse = True
     best = 3
 
-    def __init__(self, config: AttentionConfig) -> None:
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.block = max(1, config.block_size // 8)
-        super().__init__(config, of_weighting(Blockwise(self.block, self.best)))
+        super().__init__(config, of_weighting(Blockwise(self.block, self.best)), layer_idx)
 
     def flops(self, block_size: int) -> float:
         """Return the operations per token: 4 D for each pair of a query head and a chosen key.
@@ -51,8 +51,8 @@ class IndexedAttention(MultiHeadAttention):
 
     is_sparse = True
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, layer_idx=layer_idx)
         self.best = max(1, config.block_size // 4)
         self.index_heads = max(1, self.n_head // 2)
         parts = self.index_heads * self.head_dim, self.head_dim, self.index_heads
