@@ -12,7 +12,7 @@ modifiers.py   small changes to a layer: gates, sinks, biases, other keys and va
 Other layers:
 
 ladder.py      from averaging the past to stacked heads, one step at a time
-latent.py      keys and values remembered as one small vector
+latent.py      keys and values cached as one small vector
 recurrent.py   a state in place of the cache
 sparse.py      a few chosen keys; choice.py says which
 

@@ -96,6 +96,11 @@ def features(call: Call) -> list[str]:
     return found
 
 
+def lengths(call: Call) -> tuple[int, int]:
+    """Return the numbers of queries and keys, T and S."""
+    return call.q.shape[-2], call.k.shape[-2]
+
+
 def contradiction(call: Call) -> str | None:
     """Return why no code computes a call, whose fields mean nothing together; None if they do."""
     if call.sink is not None and call.weighting.no_sink is not None:
@@ -137,8 +142,7 @@ def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."]
 
     index: the scores of the call's indexer, if they are there already.
     """
-    T = call.q.shape[-2]
-    S = call.k.shape[-2]
+    T, S = lengths(call)
     has_window = "window" in features(call)
     mask = call.mask
     if call.doc_starts is not None:

@@ -168,7 +168,7 @@ def wide_dtype(q: Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
-class Chunk:
+class QueryChunk:
     """A chunk of queries, the span of keys that any of them sees, and buffers for scores."""
 
     def __init__(
@@ -331,7 +331,7 @@ class BlockChoice:
     def by_block(
         self,
         scores: Tensor,
-        chunk: Chunk,
+        chunk: QueryChunk,
     ) -> Tensor | None:
         """Return a view (B, H, n, blocks, block) of the scores.
 
@@ -343,7 +343,7 @@ class BlockChoice:
         whole = chunk.by_head(scores)[..., : count * self.block]
         return whole.unflatten(-1, (count, self.block))
 
-    def choose(self, scores: Tensor, chunk: Chunk) -> None:
+    def choose(self, scores: Tensor, chunk: QueryChunk) -> None:
         by_block = self.by_block(scores, chunk)
         # A sum is as good as a mean, for blocks of one size.
         if by_block is None:
@@ -353,7 +353,7 @@ class BlockChoice:
             chosen = choose_blocks(by_block.sum(-1), own, self.best)
         self.chosen[:, :, chunk.now, : chosen.shape[-1]] = chosen
 
-    def hide(self, scores: Tensor, chunk: Chunk) -> None:
+    def hide(self, scores: Tensor, chunk: QueryChunk) -> None:
         """Add -∞ where a key is in no chosen block."""
         chosen = self.chosen[:, :, chunk.now]
         by_block = self.by_block(scores, chunk)
@@ -382,7 +382,7 @@ class IndexChoice:
         self.scale = (self.heads * D) ** -0.5  # of the products and of the sum
         self.w = (w * self.scale).mT[..., None]  # (B, J, T, 1)
 
-    def choose(self, scores: Tensor, chunk: Chunk) -> None:
+    def choose(self, scores: Tensor, chunk: QueryChunk) -> None:
         """Choose each query's keys, its own among them."""
         # The index of each key.
         keys = self.k[:, chunk.positions]
@@ -404,7 +404,7 @@ class IndexChoice:
         powers = 2.0 ** torch.arange(8, device=index.device, dtype=index.dtype)
         self.bits[:, chunk.now, : eights.shape[2]] = (eights @ powers).to(torch.uint8)
 
-    def hide(self, scores: Tensor, chunk: Chunk) -> None:
+    def hide(self, scores: Tensor, chunk: QueryChunk) -> None:
         """Add NEVER to the scores of other keys."""
         # Make a table: the numbers to add for the eight keys of each of 256 bytes.
         byte = torch.arange(256, device=scores.device)
@@ -422,7 +422,7 @@ class IndexChoice:
         self,
         weights: Tensor,
         factor: Tensor,
-        chunk: Chunk,
+        chunk: QueryChunk,
         outputs: "Outputs",
     ) -> None:
         """Add to the loss and to its gradients.
@@ -512,7 +512,7 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
     for number, start in enumerate(range(0, operands.T, operands.rows)):
         # A stick may be spent before the last key: try a few keys more than the last chunk looked at, then all.
         for most in (likely, operands.S):
-            chunk = Chunk(operands, start, most)
+            chunk = QueryChunk(operands, start, most)
             scores = chunk.scores()
             if choice is not None:
                 choice.choose(scores, chunk)
@@ -580,7 +580,7 @@ def backward_pass(
     d_row, d_column = (x.view(N, G, -1) for x in gradients[3:])
     for number, start in enumerate(range(0, operands.T, operands.rows)):
         # The weights, once more.
-        chunk = Chunk(operands, start, int(outputs.lengths[number]))
+        chunk = QueryChunk(operands, start, int(outputs.lengths[number]))
         span = chunk.span
         chunk.statistic = chunk.read(outputs.statistic)
         scores = chunk.scores()

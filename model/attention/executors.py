@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import model.attention.functions as functions
-from model.attention.call import Call, Output, contradiction, dense, features
+from model.attention.call import Call, Output, contradiction, dense, features, lengths
 from model.attention.choice import index_scores
 from model.attention.chunked import chunked
 from model.attention.fused import folded, fused, fused_with_matrix, has_varlen
@@ -123,7 +123,7 @@ def is_whole(call: Call) -> str | None:
 
     A large bias rounds the scores, though by less than half precision does. float32 would lose digits.
     """
-    T, S = call.q.shape[-2], call.k.shape[-2]
+    T, S = lengths(call)
     if call.q.ndim != 4 or T == 1 or T != S:
         return "one token" if T == 1 else "not (B, H, T, D) with S = T"
     has_channels = call.bias is not None or call.doc_starts is not None
@@ -131,7 +131,7 @@ def is_whole(call: Call) -> str | None:
 
 
 def suits_varlen(call: Call) -> str | None:
-    T, S = call.q.shape[-2], call.k.shape[-2]
+    T, S = lengths(call)
     if call.q.ndim != 4 or T == 1:
         return "one token" if T == 1 else "not (B, H, T, D)"
     if T != S and call.doc_starts is not None:
@@ -149,7 +149,7 @@ def is_short(call: Call) -> str | None:
     Forward and backward of 24 × 4 heads of 32 channels: 1.5 ms instead of 1.7 at T = 64, 6.6 instead of 6.2 at 256, 31
     instead of 28 at 512. The fused kernel slows down 9 times where oneDNN multiplies in bf16, and bmm gains.
     """
-    T, S = call.q.shape[-2], call.k.shape[-2]
+    T, S = lengths(call)
     if T == 1:
         return "one token"
     return None if T <= SHORT and S <= SHORT else f"more than {SHORT} tokens"
@@ -160,7 +160,7 @@ def is_short_half(call: Call) -> str | None:
 
 
 def is_long(call: Call) -> str | None:
-    T, S = call.q.shape[-2], call.k.shape[-2]
+    T, S = lengths(call)
     if call.q.ndim != 4 or T == 1:
         return "one token" if T == 1 else "not (B, H, T, D)"
     return None if T * S > LONGEST_DENSE else f"no more than {SHORT}² pairs"
@@ -168,7 +168,7 @@ def is_long(call: Call) -> str | None:
 
 def is_aligned(call: Call) -> str | None:
     """torch's causality aligns the first query with the first key; a single query sees all."""
-    T, S = call.q.shape[-2], call.k.shape[-2]
+    T, S = lengths(call)
     fits = call.sees_later or T == S or (T == 1 and not is_recorded())
     return None if fits else "S is not T"
 

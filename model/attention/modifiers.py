@@ -21,7 +21,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from common.errors import SettingsError
-from model.attention.call import Call, Key, Output, Query, Value, add_bias, add_sink, repeat_heads, visible_keys
+from model.attention.call import (
+    Call,
+    Key,
+    Output,
+    Query,
+    Value,
+    add_bias,
+    add_sink,
+    lengths,
+    repeat_heads,
+    visible_keys,
+)
 from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, Stream
 from model.attention.masks import alibi_slopes
@@ -73,7 +84,7 @@ class Modifier(nn.Module):
         x: Stream,
         ctx: AttentionContext,
     ) -> Heads:
-        """Change queries, keys and values before they are rotated and remembered."""
+        """Change queries, keys and values before they are rotated and cached."""
         return q, k, v
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
@@ -225,14 +236,13 @@ class Forget(Modifier):
         return self.gate(x)
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
-        T = call.q.shape[-2]
-        reach = call.k.shape[-2]
+        T, S = lengths(call)
         log_f = F.logsigmoid(upcast(self.logits(x)))[..., None]
         if ctx.cache is not None:
-            # The keys in reach need the gates of earlier tokens: (B, H, T, 1) -> (B, H, S, 1).
+            # Its keys need the gates of earlier tokens too: (B, H, T, 1) -> (B, H, S, 1).
             log_f = ctx.cache.append(self.layer_idx, type(self).__name__, log_f, call.window)
-        # Sum from the first key in reach: only differences count. F_i is the sum at the query, F_j that at the key.
-        total = cumulative_sum(log_f[:, :, -reach:, 0], 2)  # (B, H, reach)
+        # Sum from the first key on: only differences count. F_i is the sum at the query, F_j that at the key.
+        total = cumulative_sum(log_f[:, :, -S:, 0], 2)  # (B, H, S)
         return add_bias(call, total[..., -T:], -total)
 
 

@@ -32,8 +32,8 @@ from model.layers import RMSNorm, upcast
 
 CHUNK = 32
 """The tokens of a chunk, whose writes solve one triangular system; a power of two."""
-NOTHING = -1000.0
-"""ln α of a token that starts a text.
+LN_ZERO = -1000.0
+"""ln α of a token that starts a text, so that the state before it vanishes.
 
 Its exp is 0 in every precision, and 0 times it is 0: −∞ would give NaN.
 """
@@ -91,7 +91,7 @@ def in_chunks(
     # 1) For all chunks at once: everything that needs no state. n counts the heads of all texts, N the chunks.
     *lead, T, _ = q.shape
     log_decay = log_decay.expand(*lead, T, -1)
-    q, k, v, log_decay = (chunked(t) for t in (q, k, v, log_decay))  # (…, H, T, D) -> (n, N, C, D)
+    q, k, v, log_decay = (split_chunks(t) for t in (q, k, v, log_decay))  # (…, H, T, D) -> (n, N, C, D)
     # The shares of the state before the chunk that are left at each token, and at the chunk's end.
     before = left_between(log_decay, -1)  # (n, N, C, 1 or D)
     left_at_end = before[..., -1, :, None]  # (n, N, 1 or D, 1)
@@ -102,7 +102,7 @@ def in_chunks(
     erased = []
     if beta is not None:
         # Invert I + A. Of the overlaps the solver reads the part below the diagonal alone, which it takes for 1.
-        scale = chunked(beta[..., None])  # (n, N, C, 1)
+        scale = split_chunks(beta[..., None])  # (n, N, C, 1)
         identity = torch.eye(CHUNK, dtype=q.dtype, device=q.device)
         solved = torch.linalg.solve_triangular(scale * overlaps[0], identity, upper=False, unitriangular=True)
         solved = solved * scale.mT  # (…, C, C)
@@ -128,7 +128,7 @@ def in_chunks(
     return y, state.view(*lead, *state.shape[-2:])
 
 
-def chunked(x: Key) -> Chunks:
+def split_chunks(x: Key) -> Chunks:
     """Cut the text into chunks, the last one padded with zeros.
 
     Padding neither fades nor writes: its ln α, keys and values are 0.
@@ -229,7 +229,7 @@ class Recurrent(MultiHeadAttention):
         if ctx.doc_starts is not None:
             # The first token of a text finds an empty state.
             is_first = ctx.places() == 0  # (B, T)
-            log_decay = log_decay.masked_fill(is_first[:, None, :, None], NOTHING)
+            log_decay = log_decay.masked_fill(is_first[:, None, :, None], LN_ZERO)
         kept = ctx.layer_cache(self.layer_idx)
         # One token, as in decoding, would fill no chunk.
         scan = token_by_token if x.shape[1] == 1 else self.scan

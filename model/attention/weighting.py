@@ -101,7 +101,7 @@ class Softmax(Weighting):
 
 PLAIN = Softmax()
 LOG2E = math.log2(math.e)
-Chunk = Any
+QueryChunk = Any
 """A chunk of queries, of chunked.py."""
 FirstPass = tuple[Tensor, Tensor | None, Tensor | None]
 """Weights, a factor of each row's result, and the statistic of each row."""
@@ -140,11 +140,11 @@ class SoftmaxPasses:
     def __init__(self, weighting: Any) -> None:
         """weighting: that of the passes, which may have options."""
 
-    def shift(self, chunk: Chunk) -> Tensor:
+    def shift(self, chunk: QueryChunk) -> Tensor:
         """Return a number of each row (N, G · n, 1), or one of all, that is added to their scores."""
         return chunk.zero
 
-    def first_pass(self, scores: Tensor, chunk: Chunk) -> FirstPass:
+    def first_pass(self, scores: Tensor, chunk: QueryChunk) -> FirstPass:
         """Return the weights of scores, with their factor and statistic; may overwrite the scores."""
         # Less the largest score, so that no exponential overflows.
         top = scores.amax(-1, keepdim=True)
@@ -157,11 +157,11 @@ class SoftmaxPasses:
         minus_logsumexp = -(top + total.log2())
         return scores, total.reciprocal(), minus_logsumexp
 
-    def second_pass(self, scores: Tensor, chunk: Chunk) -> Tensor:
+    def second_pass(self, scores: Tensor, chunk: QueryChunk) -> Tensor:
         """Return the weights again, of scores with their row's statistic."""
         return scores.exp2_()
 
-    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: Chunk) -> Tensor:
+    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: QueryChunk) -> Tensor:
         """Overwrite d, the gradient of the weights, by that of the biased scores; return it."""
         return d.mul_(weights)
 
@@ -198,7 +198,7 @@ class SoftcapPasses(SoftmaxPasses):
         self.cap = weighting.cap * LOG2E
         self.factor = 2 * LOG2E / weighting.cap
 
-    def capped(self, scores: Tensor, chunk: Chunk) -> Tensor:
+    def capped(self, scores: Tensor, chunk: QueryChunk) -> Tensor:
         """Turn the scores into r, and return cap - 2 cap r + bias + statistic."""
         scores.exp2_().add_(1).reciprocal_()
         rows = chunk.statistic + self.cap + chunk.row
@@ -210,10 +210,10 @@ class SoftcapPasses(SoftmaxPasses):
         chunk.hide(capped, -torch.inf)
         return capped
 
-    def first_pass(self, scores: Tensor, chunk: Chunk) -> FirstPass:
+    def first_pass(self, scores: Tensor, chunk: QueryChunk) -> FirstPass:
         return super().first_pass(self.capped(scores, chunk), chunk)
 
-    def second_pass(self, scores: Tensor, chunk: Chunk) -> Tensor:
+    def second_pass(self, scores: Tensor, chunk: QueryChunk) -> Tensor:
         return self.capped(scores, chunk).exp2_()
 
     def inner_gradient(self, d: Tensor, scores: Tensor) -> Tensor:
@@ -267,16 +267,16 @@ class SigmoidPasses(SoftmaxPasses):
     factor = bias_factor = 1.0
     centred = False
 
-    def shift(self, chunk: Chunk) -> Tensor:
+    def shift(self, chunk: QueryChunk) -> Tensor:
         return -chunk.number_seen().log()
 
-    def first_pass(self, scores: Tensor, chunk: Chunk) -> FirstPass:
+    def first_pass(self, scores: Tensor, chunk: QueryChunk) -> FirstPass:
         return scores.sigmoid_(), None, None
 
-    def second_pass(self, scores: Tensor, chunk: Chunk) -> Tensor:
+    def second_pass(self, scores: Tensor, chunk: QueryChunk) -> Tensor:
         return scores.sigmoid_()
 
-    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: Chunk) -> Tensor:
+    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: QueryChunk) -> Tensor:
         return sigmoid_gradient(d, weights, grad_input=d)
 
 
@@ -309,7 +309,7 @@ class SparsemaxPasses(SoftmaxPasses):
     factor = bias_factor = 1.0
     centred = False
 
-    def first_pass(self, scores: Tensor, chunk: Chunk) -> FirstPass:
+    def first_pass(self, scores: Tensor, chunk: QueryChunk) -> FirstPass:
         largest = scores.amax(-1, keepdim=True)
         tau = torch.maximum(largest, chunk.sink) - 1
 
@@ -329,7 +329,7 @@ class SparsemaxPasses(SoftmaxPasses):
         scores: Tensor,
         tau: Tensor,
         steps: int,
-        chunk: Chunk,
+        chunk: QueryChunk,
         out: Tensor | None = None,
         signs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -354,10 +354,10 @@ class SparsemaxPasses(SoftmaxPasses):
                 break
         return tau, weights
 
-    def second_pass(self, scores: Tensor, chunk: Chunk) -> Tensor:
+    def second_pass(self, scores: Tensor, chunk: QueryChunk) -> Tensor:
         return scores.relu_()
 
-    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: Chunk) -> Tensor:
+    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: QueryChunk) -> Tensor:
         signs = torch.sign(weights, out=chunk.scratch(1))
         number = signs.sum(-1, keepdim=True)
         number += chunk.sink > -chunk.statistic
@@ -401,7 +401,7 @@ class StickPasses(SoftmaxPasses):
     strict = True
     centred = False
 
-    def first_pass(self, scores: Tensor, chunk: Chunk) -> FirstPass:
+    def first_pass(self, scores: Tensor, chunk: QueryChunk) -> FirstPass:
         weights = self.second_pass(scores, chunk)
         # Where no query of the chunk has anything left, no key farther away needs a look.
         left = chunk.scratch(1, 1)
@@ -409,7 +409,7 @@ class StickPasses(SoftmaxPasses):
         chunk.used = int(lasts.sum())
         return weights, None, None
 
-    def second_pass(self, scores: Tensor, chunk: Chunk) -> Tensor:
+    def second_pass(self, scores: Tensor, chunk: QueryChunk) -> Tensor:
         left = chunk.scratch(1, 1)
         before = left[..., :-1]
         after = left[..., 1:]
@@ -417,7 +417,7 @@ class StickPasses(SoftmaxPasses):
         torch.cumprod(scores.sigmoid_(), -1, out=after)
         return torch.sub(before, after, out=chunk.scratch(2))
 
-    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: Chunk) -> Tensor:
+    def gradient(self, d: Tensor, weights: Tensor, scores: Tensor, chunk: QueryChunk) -> Tensor:
         sums = chunk.scratch(1, 1)
         before = sums[..., :-1]
         after = sums[..., 1:]
