@@ -86,6 +86,8 @@ class Stacked(MultiHeadAttention):
     share their parameters' names and values: a checkpoint fits both.
     """
 
+    has_plain_weights = True
+
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(config, named_as(head_by_head, PLAIN, (of_steps(head_by_head),)), layer_idx)
 

@@ -60,6 +60,8 @@ class MultiHeadAttention(nn.Module):
     """Settings without effect in this form."""
     has_kv_cache = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
+    has_plain_weights = False
+    """Whether a subclass has the weights of this class, so that a checkpoint of one serves the other."""
     is_sparse = False
     """Whether scores decide which keys are left out, so that rounding may change the result."""
 
@@ -283,6 +285,7 @@ class MultiHeadAttention(nn.Module):
 class SoftCapped(MultiHeadAttention):
     """Softmax of bounded scores: see Softcap of weighting.py."""
 
+    has_plain_weights = True
     unused_settings = ("latent_size",)
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:

@@ -19,6 +19,7 @@ class BlockAttention(MultiHeadAttention):
     the mean. Blocks are hidden, not skipped: it saves no time here.
     """
 
+    has_plain_weights = True
     is_sparse = True
     best = 3
 
