@@ -88,7 +88,7 @@ def weights_of(config: GPTConfig, attention: str) -> list[tuple[str, set[str]]]:
 
 
 def has_plain_weights(form: str) -> bool:
-    """Return whether a form has the weights of sdpa, as each does that differs in its function alone."""
+    """Return whether a form has sdpa's weights, as one has that differs in its function alone."""
     cls = layer_class(form)
     return cls is MultiHeadAttention or cls.has_plain_weights
 

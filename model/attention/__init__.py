@@ -5,7 +5,7 @@ functions.py   softmax(q kᵀ / √D) v: `matmul`, explained line by line, and i
 weighting.py   other weights of the same scores
 call.py        the call: all that its result depends on
 executors.py   which code computes a call: what each declares, and the choice
-contract.py    the attention functions that people call and write
+contract.py    the attention functions that people call and write; forms.py has ours
 masks.py       the keys that a query may see, and ALiBi's penalty
 modifiers.py   small changes to a layer: gates, sinks, biases, other keys and values
 
@@ -38,9 +38,9 @@ from inspect import signature
 from common.errors import SettingsError
 
 # Importing these registers their forms and modifiers, in this order.
-from model.attention import contract, ladder, latent, layer, modifiers, recurrent, sparse  # noqa: F401
+from model.attention import forms, ladder, latent, layer, modifiers, recurrent, sparse  # noqa: F401
 from model.attention.context import AttentionContext
-from model.attention.contract import SOFTMAX
+from model.attention.forms import SOFTMAX
 from model.attention.layer import MultiHeadAttention
 from model.attention.registry import FORMS, MODIFIERS, SETTINGS, check_names
 from model.config import AttentionConfig

@@ -25,7 +25,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-import model.attention.functions as functions
 from common.errors import SettingsError
 from model.attention.call import (
     Bias,
@@ -41,9 +40,7 @@ from model.attention.call import (
 )
 from model.attention.choice import Scores
 from model.attention.executors import (
-    CHUNKS,
     MATRICES,
-    OF_SDPA,
     OF_WEIGHTING,
     OWN,
     Executor,
@@ -52,8 +49,8 @@ from model.attention.executors import (
     of_steps,
 )
 from model.attention.masks import as_bool
-from model.attention.registry import FORMS, form
-from model.attention.weighting import PLAIN, Own, Sigmoid, Sparsemax, Stick, Unknown, Weighting
+from model.attention.registry import FORMS
+from model.attention.weighting import Own, Unknown, Weighting
 
 
 class AttentionFunction:
@@ -188,29 +185,3 @@ def check_arguments(
     for name, overlay in (("mask", mask), ("bias", bias)):
         if overlay is not None:
             check_broadcast(name, overlay, (*qs[:-1], ks[-2]))
-
-
-# The forms that are functions.
-
-SDPA = """The same at full speed, by torch's fused kernels.
-
-They never write the (T, S) matrix (Dao et al. 2022). On a CPU short texts go to `bmm`: there the kernels save no time,
-and the matrix is small."""
-SOFTMAX1 = """Softmax with 1 added to its denominator: a head may attend to nothing (Miller 2023).
-
-1 = exp(0): one more key, of score 0 and value zero."""
-
-form("matmul")(named_as(functions.matmul, PLAIN, (CHUNKS, of_steps(functions.matmul))))
-form("einsum")(named_as(functions.einsum, PLAIN, (of_steps(functions.einsum),)))
-form("bmm")(named_as(functions.bmm, PLAIN, (CHUNKS, of_steps(functions.bmm))))
-# A record would have as many turns as its text has tokens.
-LOOP = of_steps(functions.loop)._replace(modes=("eager", "compiled", "transformed"))
-form("loop")(named_as(functions.loop, PLAIN, (LOOP, of_steps(functions.matmul))))
-form("sdpa")(AttentionFunction("sdpa", SDPA, PLAIN, OF_SDPA))
-
-form("softmax1")(AttentionFunction("softmax1", SOFTMAX1, PLAIN, OF_WEIGHTING, null_key=True))
-for each in (Sigmoid(), Sparsemax(), Stick()):
-    form(each.name)(of_weighting(each))
-
-SOFTMAX = tuple(name for name, each in FORMS.items() if each.weighting is PLAIN and not each.null_key)
-"""The forms that compute the same."""
