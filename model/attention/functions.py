@@ -101,15 +101,15 @@ def fold_heads(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def loop(call: Call) -> Output:
     """The same one query at a time. In float64 it is the reference for the others."""
-    q = upcast(call.q) * scale_of(call)
-    v = call.v
-    added = masked(q.new_zeros(*q.shape[:-1], call.k.shape[-2]), call)  # (…, H, T, S): 0, the bias, or −∞
+    q, k, v = (upcast(t) for t in call[:3])
+    q = q * scale_of(call)
+    added = masked(q.new_zeros(*q.shape[:-1], k.shape[-2]), call)  # (…, H, T, S): 0, the bias, or −∞
     rows = [v.new_zeros(*q.shape[:-2], 0, v.shape[-1])]  # so that T = 0 has a shape too
     for t in range(q.shape[-2]):
-        scores = (q[..., t : t + 1, :] * call.k).sum(-1) + added[..., t, :]  # (…, H, S)
-        weights = F.dropout(scores.softmax(-1).to(v.dtype), call.dropout_p)
+        scores = (q[..., t : t + 1, :] * k).sum(-1) + added[..., t, :]  # (…, H, S)
+        weights = F.dropout(scores.softmax(-1), call.dropout_p)
         rows.append((weights.unsqueeze(-1) * v).sum(-2, keepdim=True))  # (…, H, 1, Dv)
-    return torch.cat(rows, -2)
+    return torch.cat(rows, -2).to(call.v.dtype)
 
 
 def head_by_head(call: Call) -> Output:
