@@ -13,7 +13,7 @@ import torch
 from test_fused import Varlen
 
 from model.attention import FORMS, executors
-from model.attention.call import Call, Indexer, contradiction
+from model.attention.call import Call, Indexer, add_sink, contradiction
 from model.attention.contract import of_weighting
 from model.attention.executors import OF_SDPA, OF_WEIGHTING, Executor, attend, choose, obstacle
 from model.attention.weighting import PLAIN, Blockwise, Own, Sigmoid, Softcap, Softmax, Sparsemax, Stick, Unknown
@@ -371,6 +371,15 @@ def test_softmax1_keeps_its_null_key_under_a_window_on_a_gpu():
     assert (
         choose(plain, OF_WEIGHTING, "cuda").name == "varlen" and choose(more, OF_WEIGHTING, "cuda").name == "weighted"
     )
+
+
+def test_a_null_key_beside_a_sink_adds_1_and_the_sinks_exponential_to_the_denominator():
+    q, k, v = torch.randn(3, B, H, 9, D, dtype=torch.float64).unbind()
+    sink = torch.randn(H, dtype=torch.float64)
+    softmax1 = FORMS["softmax1"]
+    y, _ = attend(add_sink(softmax1.call(q, k, v), sink), softmax1.executors)
+    scores = (q @ k.mT / math.sqrt(D)).masked_fill(torch.ones(9, 9).triu(1) > 0, -math.inf).exp()
+    near(y, scores / (scores.sum(-1, keepdim=True) + 1 + sink[:, None, None].exp()) @ v, 1e-12, "softmax1 with a sink")
 
 
 def test_a_plan_for_a_gpu_chooses_as_there_and_drops_nothing():
