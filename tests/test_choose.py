@@ -77,6 +77,7 @@ def test_a_form_of_ones_own_is_explained_too_and_a_mistake_is_a_sentence(tmp_pat
         patched.setattr("model.attention.code.RAN", {})
         main(["flat+sink", f"code={file}"])
         FORMS.pop("flat")
-    assert all(line.split()[-1] == "weighted" for line in capsys.readouterr().out.splitlines()[2:])
+    found = {re.split(" {2,}", line.strip())[3] for line in capsys.readouterr().out.splitlines()[2:]}
+    assert found == {"weighted", "half_weighted"}
     with pytest.raises(SettingsError, match="'spda' is no form: did you mean sdpa"):
         main(["spda"])

@@ -99,7 +99,7 @@ def explain(case: str) -> list[str]:
                         break
                     reasons[obstacle(executor, call, device)].append(executor.name)
                 faster = "; ".join(f"{' and '.join(names)}: {reason}" for reason, names in reasons.items())
-                line = f"{line:<52} {faster}"
+                line = f"{line:<54}  {faster}"
             lines.append(line.rstrip())
     return lines
 

@@ -42,7 +42,6 @@ from model.attention.choice import Scores
 from model.attention.executors import (
     MATRICES,
     OF_WEIGHTING,
-    OWN,
     Executor,
     Executors,
     attend,
@@ -123,7 +122,7 @@ def from_weights(weights: Callable[[Scores], Scores]) -> AttentionFunction:
 
     The scores are float32 or wider, with the bias, and −∞ for keys that are not allowed.
     """
-    return named_as(weights, Own(weights), (OWN,))
+    return named_as(weights, Own(weights), OF_WEIGHTING)
 
 
 def attention_function(compute: Callable[[Call], Output]) -> AttentionFunction:

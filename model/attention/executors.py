@@ -6,7 +6,7 @@ silence: a new field of Call goes to nobody until an executor declares it.
 
 folded          torch's FlashAttention; bias, documents and sink are channels and keys (fused.py)
 varlen          the same in torch's varlen_attn, which knows a window
-half            short texts in half precision on a CPU (half.py)
+half            short texts in half precision on a CPU, half_weighted with other weights (half.py)
 bmm             short texts on a CPU: the plain products of functions.py
 fused           torch's kernels where causality or nothing lies over the scores (fused.py)
 chunks          long texts by chunks of queries, without a matrix of all scores (chunked.py)
@@ -31,7 +31,7 @@ from model.attention.call import Call, Output, contradiction, dense, features, l
 from model.attention.choice import index_scores
 from model.attention.chunked import chunked
 from model.attention.fused import folded, fused, fused_with_matrix, has_varlen
-from model.attention.half import half
+from model.attention.half import half, half_weighted
 from model.attention.weighting import WITH_PASSES, Softmax, Weighting
 from model.cpu import SHORT, is_recorded, mode
 
@@ -179,7 +179,7 @@ def is_aligned(call: Call) -> str | None:
 def by_matrices(compute: Callable[[Call], Output], sink_in_front: bool, call: Call) -> tuple[Output, Loss]:
     """Compute a call by a function that knows matrices alone, as those of functions.py."""
     index = None if call.indexer is None else index_scores(*call.indexer[:3])
-    laid, has_keys = dense(call, index, sink_in_front)
+    laid, has_keys = dense(call, index, sink_in_front or call.weighting.counts_keys)
     y = compute(laid)
     loss = None
     if call.indexer is not None and index is not None and call.indexer.learns:
@@ -248,6 +248,11 @@ HALF = Executor(
     modes=UNRECORDED,
     misfit=is_short_half,
 )
+HALF_WEIGHTED = HALF._replace(
+    name="half_weighted",
+    run=partial(by_matrices, half_weighted, False),
+    weightings=None,
+)
 BMM = of_steps(functions.bmm)._replace(
     devices=("cpu",),
     modes=(*UNRECORDED, "transformed"),
@@ -277,7 +282,7 @@ WEIGHTED = Executor(
     fields=MATRICES,
     weightings=None,
 )
-OWN = WEIGHTED._replace(run=partial(by_matrices, functions.weighted, True))
 
 OF_SDPA = FOLDED, VARLEN, HALF, BMM, FUSED, CHUNKS_OF_INDEX, FUSED_MATRIX, WEIGHTED
-OF_WEIGHTING = FOLDED, VARLEN, CHUNKS, WEIGHTED
+OF_WEIGHTING = FOLDED, VARLEN, HALF_WEIGHTED, CHUNKS, WEIGHTED
+"""For any weighting, also a person's: each leaves to the next what it does not serve."""

@@ -5,7 +5,7 @@ A layer attends by one, and FORMS["sdpa"] can be called by itself: see contract.
 
 import model.attention.functions as functions
 from model.attention.contract import AttentionFunction, named_as, of_weighting
-from model.attention.executors import CHUNKS, OF_SDPA, OF_WEIGHTING, of_steps
+from model.attention.executors import CHUNKS, HALF, OF_SDPA, OF_WEIGHTING, of_steps
 from model.attention.registry import form
 from model.attention.weighting import PLAIN, Sigmoid, Sparsemax, Stick
 
@@ -19,9 +19,9 @@ SOFTMAX1 = """Softmax with 1 added to its denominator: a head may attend to noth
 LOOP = of_steps(functions.loop)._replace(modes=("eager", "compiled", "transformed"))
 """A record would have as many turns as its text has tokens: matmul is recorded in its place."""
 
-form("matmul")(named_as(functions.matmul, PLAIN, (CHUNKS, of_steps(functions.matmul))))
+form("matmul")(named_as(functions.matmul, PLAIN, (HALF, CHUNKS, of_steps(functions.matmul))))
 form("einsum")(named_as(functions.einsum, PLAIN, (of_steps(functions.einsum),)))
-form("bmm")(named_as(functions.bmm, PLAIN, (CHUNKS, of_steps(functions.bmm))))
+form("bmm")(named_as(functions.bmm, PLAIN, (HALF, CHUNKS, of_steps(functions.bmm))))
 form("loop")(named_as(functions.loop, PLAIN, (LOOP, of_steps(functions.matmul))))
 form("sdpa")(AttentionFunction("sdpa", SDPA, PLAIN, OF_SDPA))
 SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")

@@ -121,15 +121,19 @@ def head_by_head(call: Call) -> Output:
     return torch.cat(heads, -3)  # H times (…, 1, T, D) -> (…, H, T, D)
 
 
-def weighted(call: Call) -> Output:
-    """The same with any weights of the scores, and a sink if the call has one."""
-    weights = F.dropout(weights_of(call).to(call.v.dtype), call.dropout_p)
+def weighted(call: Call, products: Tensor | None = None) -> Output:
+    """The same with any weights of the scores, and a sink if the call has one.
+
+    products: q kᵀ times the scale, (…, H, T, S), if it is there already.
+    """
+    weights = F.dropout(weights_of(call, products).to(call.v.dtype), call.dropout_p)
     return weights @ call.v
 
 
-def weights_of(call: Call) -> Scores:
+def weights_of(call: Call, products: Tensor | None = None) -> Scores:
     """Return the weights of a call, (…, H, T, S)."""
-    products = upcast(call.q) * scale_of(call) @ upcast(call.k).mT
+    if products is None:
+        products = upcast(call.q) * scale_of(call) @ upcast(call.k).mT
     scores = masked(call.weighting.squashed(products), call)
     if call.sink is None:
         return call.weighting.weights(scores)

@@ -31,6 +31,8 @@ class Weighting:
     name = ""
     no_sink: ClassVar[str | None] = None
     """Why one more key, of value zero, means nothing here; None if it does."""
+    counts_keys: ClassVar[bool] = False
+    """Whether weights() may count keys from the last one, a query's own: a sink then stands before all others."""
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
     """The same weights by chunks of queries; None if there are no passes."""
 
@@ -51,6 +53,8 @@ class Weighting:
 
 class Own(Weighting):
     """The weights of a person's function of the scores."""
+
+    counts_keys = True
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
