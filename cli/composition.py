@@ -37,7 +37,6 @@ from common.errors import SettingsError, first_line, format_value
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
 from common.text import flat, literal, quote
-from data.config import VOCABULARIES
 from runs.summary import begin_job, fail_job, has_checkpoints
 from training.config import TrainConfig
 
@@ -158,7 +157,7 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     ours = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
     values = flat(OmegaConf.to_container(ours, resolve=True))  # type: ignore[arg-type]
     if values["code"]:  # before the names that it registers are read
-        values["code_hash"] = with_torch().run_code(values["code"], VOCABULARIES)
+        values["code_hash"] = with_torch().run_code(values["code"])
     config = build(TrainConfig, values)
 
     # A typed setting without effect is a mistake; its default claims nothing, and is none.

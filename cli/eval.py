@@ -8,16 +8,15 @@ import torch
 from common.console import say
 from common.errors import CheckpointError, SettingsError, naming
 from common.text import for_stream, seen_from_here
-from data.config import VOCABULARIES
 from data.tales import first_slip
 from data.tasks import HELD_OUT
 from data.tokenizer import gzip_bits
 from generation.config import EvalConfig, SampleConfig
 from generation.generate import encode_prompt, generate
 from generation.score import BLOCK_BYTES, PASS_TOKENS, Scores, ScoringParams, compare, learned_task, load_text, score
-from model.attention.code import run_code
 from runs.checkpoint import Checkpoint, open_checkpoint, readable
 from runs.metrics import Evaluation
+from runs.plugins import run_code
 from training.device import choose_device, choose_precision
 from training.evaluation import evaluate
 
@@ -42,7 +41,7 @@ TASK_FIGURES = {
 def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
     """Print and return the scores of one checkpoint, or of two; tales return none."""
     device = choose_device(config.device)
-    run_code(config.code, VOCABULARIES)
+    run_code(config.code)
     checkpoints = [open_checkpoint(config.checkpoint, device)]
     if config.against is not None:
         with naming(f"against={config.against}"):

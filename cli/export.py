@@ -9,22 +9,21 @@ from common.console import say
 from common.errors import SettingsError, format_value, naming
 from common.files import user_path, writing
 from common.text import flat, si
-from data.config import VOCABULARIES
 from generation.generate import generate_text
 from interop.card import PRIVATE, model_card
 from interop.config import ExportConfig
 from interop.huggingface import find_folder, from_huggingface, to_huggingface, version_needed
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
-from model.attention.code import run_code
 from model.size import count_parameters
 from pages.demo import demo_page
 from runs.checkpoint import Checkpoint, open_checkpoint, save_checkpoint
+from runs.plugins import run_code
 from training.config import TrainConfig
 
 
 def write_export(config: ExportConfig) -> None:
     """Write `to`, a page or a folder, completely or not at all."""
-    run_code(config.code, VOCABULARIES)
+    run_code(config.code)
     write = write_page if config.is_page else write_folder
     for line in write(config):
         say(line)

@@ -11,13 +11,12 @@ from common.console import say
 from common.errors import CheckpointError, SettingsError, format_value
 from common.settings import from_arguments
 from common.text import seen_from_here, visible
-from data.config import VOCABULARIES
 from data.tokenizer import replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
-from model.attention.code import run_code
 from model.gpt import GPT
 from runs.checkpoint import Checkpoint, open_checkpoint
+from runs.plugins import run_code
 from training.device import choose_device, decoding_precision, memory_errors
 
 HELP = """Type a prompt and the model continues it; an empty line continues the last text.
@@ -34,7 +33,7 @@ def write_samples(config: SampleConfig) -> None:
     prompt = read_text("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
     prompts = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
     # Load the model, and convert its weights.
-    run_code(config.code, VOCABULARIES)
+    run_code(config.code)
     checkpoint = open_checkpoint(config.checkpoint, device)
     model = checkpoint.model
     model.to(decoding_precision(config.precision, device))

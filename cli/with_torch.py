@@ -14,8 +14,8 @@ from common.console import say
 from common.errors import SettingsError
 from common.settings import NULLS, setting_hints
 from model.attention import unused_settings
-from model.attention.code import run_code as run_code
 from model.config import GPTConfig
+from runs.plugins import run_code as run_code
 from runs.resume import find_run, settings_to_go_on
 from training.config import TrainConfig
 from training.device import limit_threads

@@ -17,7 +17,7 @@ class KVCache:
     The caller makes the cache and passes it to every forward pass. All layers write at `position`, which the GPT
     advances after the last layer. Keys are stored rotated; gradients do not flow.
 
-    A layer with a window keeps the rows in its reach and a few more, so that rows move only now and then.
+    A layer with a window keeps the rows of the window and a few more, so that rows move only now and then.
     """
 
     def __init__(self, size: int) -> None:

@@ -110,25 +110,27 @@ def constant(value: float) -> Float[Tensor, ""]:
     return torch.tensor(value)
 
 
-def prefers_plain_products(q: Tensor, k: Tensor) -> bool:
-    """Return whether `bmm` serves these queries and keys better than torch's fused kernels.
+def mode() -> str:
+    """Return how operations run now.
 
-    Forward and backward of 24 × 4 heads of 32 channels: 1.5 ms instead of 1.7 at T = 64, 6.6 instead of 6.2 at 256, 31
-    instead of 28 at 512. The fused kernel slows down 9 times where oneDNN multiplies in bf16, and bmm gains.
+    eager        as they are called
+    compiled     by torch.compile, for the sizes of a call
+    recorded     torch.export or torch.jit.trace notes them, for texts of other lengths too
+    transformed  torch.func, such as vmap, looks into them
     """
-    return q.is_cpu and 1 < q.shape[-2] <= SHORT and k.shape[-2] <= SHORT
-
-
-def is_transformed() -> bool:
-    """Return whether torch.export, a trace or torch.func (vmap) looks into the operations."""
     if torch.compiler.is_compiling():  # whose trace knows no interpreters
-        return torch.compiler.is_exporting()
-    return torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
+        return "recorded" if torch.compiler.is_exporting() else "compiled"
+    if torch.jit.is_tracing():
+        return "recorded"
+    return "eager" if torch._C._functorch.peek_interpreter_stack() is None else "transformed"
 
 
 def is_eager() -> bool:
-    """Return whether operations run as they are called: no compiler, trace or torch.func."""
-    return not (torch.compiler.is_compiling() or is_transformed())
+    return mode() == "eager"
+
+
+def is_recorded() -> bool:
+    return mode() == "recorded"
 
 
 def trains_norm(x: Rows, weight: Float[Tensor, " C"]) -> bool:

@@ -6,6 +6,7 @@ A block is attention, then an MLP.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,6 +119,7 @@ class GPT(nn.Module):
         ctx.tokens = tokens
         ctx.doc_starts = doc_starts if cache is None else cache.continue_documents(doc_starts, T)
         ctx.cache = cache
+        ctx.device = self.runtime.device
 
         # Embed the tokens, and where the settings ask for it their n-grams and positions.
         x = self.token_embedding(tokens)  # (B, T) -> (B, T, C)
@@ -206,6 +208,8 @@ class Runtime:
     """The loss of a chunk of tokens; in a compiled run torch.compile() of it."""
     largest_chunk: int | None = None
     """The most bytes of float32 logits at a time; None for the default of fused_cross_entropy."""
+    device: str | None = None
+    """The type of device for which attention is computed; None for that of the tokens. A plan has another."""
 
 
 class Block(nn.Module):
@@ -235,10 +239,16 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
-ACTIVATIONS = {
-    "relu2": lambda x: F.relu(x).square(),
+def relu2(x: Stream) -> Stream:
+    """The square of ReLU (So et al. 2021, Primer)."""
+    return F.relu(x).square()
+
+
+# Functions with names: a model that has them can be pickled.
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "relu2": relu2,
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
 
 

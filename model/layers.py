@@ -64,6 +64,11 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
+def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return x in float32 or wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
     """Return x.cumsum(dim), by the CPU in deterministic runs: CUDA's is not deterministic."""
     return x.cpu().cumsum(dim).to(x.device) if torch.are_deterministic_algorithms_enabled() else x.cumsum(dim)

@@ -11,8 +11,10 @@ from torch import Tensor
 from model.layers import autocast_dtype
 
 HeadWeight = Float[Tensor, "V C"]
-IGNORE_INDEX = -1  # the target of a position that no loss counts; so does torch's own, F.cross_entropy's ignore_index
+IGNORE_INDEX = -1
+"""The target of a position that the loss does not count."""
 IGNORED = (IGNORE_INDEX, -100)
+"""Targets that the loss does not count: ours, and F.cross_entropy's ignore_index."""
 LARGEST_CHUNK = {"cpu": 64 << 20}  # bytes of float32 logits at a time; larger products no longer gain
 LARGEST_CHUNK_ON_GPU = 512 << 20
 MULTIPLE = {"cuda": 64, "cpu": 16}

@@ -47,22 +47,18 @@ class Rope(NamedTuple):
 
     @classmethod
     def of(cls, config: AttentionConfig, head_dim: int) -> "Rope":
-        """Return the Rope of some settings.
+        """Return the Rope of some settings, for `head_dim` channels of a head.
 
         Raises SettingsError if they would rotate half a pair of channels.
         """
-        channels = config.rope_fraction * head_dim
-        if channels % 2:
-            given = f"model.n_embd={config.n_embd} / model.n_head={config.n_head}"
-            if head_dim != config.n_embd / config.n_head:
-                given = f"model.head_size={config.head_size} of attention={config.attention}"
-            if config.rope_fraction < 1:
-                given = f"model.rope_fraction={config.rope_fraction} of {given}"
-            problem = f"model.position=rope rotates pairs of channels, but {given} makes {channels:g} channels"
-            raise SettingsError(problem, "choose an even number, or another model.position")
+        wanted = config.rope_fraction * head_dim
+        channels = round(wanted)
+        # As floats multiply, 0.58 of 100 channels is not quite 58.
+        if channels < 2 or channels % 2 or abs(wanted - channels) > 1e-4:
+            raise half_a_pair(config, head_dim, wanted)
         factor = 1.0 if config.rope_scaling == "none" else config.rope_scaling_factor
         trained = config.rope_trained_length or config.block_size / factor
-        return shared(cls(int(channels), config.rope_theta, config.rope_scaling, factor, trained))
+        return shared(cls(channels, config.rope_theta, config.rope_scaling, factor, trained))
 
     def table(self, x: Float[Tensor, "... T C"], past: int = 0) -> Float[Tensor, "T half 2"]:
         """Return (cos, sin) of every plane at the positions past … past+T-1 of x."""
@@ -103,6 +99,30 @@ class Rope(NamedTuple):
             slow = ((plane / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
             temperature = 0.1 * math.log(self.stretch) + 1
         return slow * frequency / self.stretch + (1 - slow) * frequency, temperature
+
+
+def half_a_pair(config: AttentionConfig, head_dim: int, wanted: float) -> SettingsError:
+    """Return the error for settings that rotate `wanted` of head_dim channels, no even number."""
+    # Name the settings that were given, with a value that makes pairs. gta rotates half of a head.
+    D = config.head_channels
+    parts = D // head_dim
+    even = 2 * parts * -(-D // (2 * parts))
+    given = f"model.n_embd={config.n_embd} / model.n_head={config.n_head}"
+    remedy = f"set model.head_size={even}"
+    if config.head_size is not None:
+        given = f"model.head_size={D}"
+    elif config.n_head == 1:  # also of a form with one head, which has no head_size
+        given = f"model.n_embd={D}"
+        remedy = f"set model.n_embd={even}"
+
+    # Name what takes a share of them.
+    if parts > 1:
+        given = f"half of {given}, which attention={config.attention} rotates,"
+    if config.rope_fraction < 1:
+        given = f"model.rope_fraction={config.rope_fraction} of {given}"
+        remedy = f"set model.rope_fraction={max(2, 2 * round(wanted / 2)) / head_dim:.6g}"
+    problem = f"model.position=rope rotates pairs of channels, but {given} makes {wanted:g} channels"
+    return SettingsError(problem, f"{remedy}, or another model.position")
 
 
 @cache

@@ -255,11 +255,12 @@ def close(got, wanted, **tolerance) -> None:
 
 
 @attention_function
-def leaky_attention(q, k, v, allowed, bias, scale, dropout_p):
+def leaky_attention(call):
     """A variant without softmax: weights of any sign and size, rows of any sum, and a kink."""
-    weights = F.leaky_relu(q @ k.mT * scale + (0 if bias is None else bias), 0.1)
-    weights = weights if allowed is None else weights.masked_fill(~allowed, 0)
-    return F.dropout(weights, dropout_p) @ v
+    weights = F.leaky_relu(call.q @ call.k.mT * call.scale + (0 if call.matrix is None else call.matrix), 0.1)
+    weights = weights.to(call.v.dtype)
+    weights = weights if call.mask is None else weights.masked_fill(~call.mask, 0)
+    return F.dropout(weights, call.dropout_p) @ call.v
 
 
 def split_patterns() -> dict[str, str]:

@@ -122,9 +122,9 @@ class Watch:
         self.stream: set[str] = set()
         for block in model.blocks:
             block.register_forward_hook(lambda block, given, result: self.stream.add(name(result)))
-            see = block.attention.see
-            block.attention.see = lambda q, k, v, ctx, see=see: (  # type: ignore[method-assign]
-                self.heads.add(" ".join(map(name, (q, k, v)))) or see(q, k, v, ctx)
+            make_call = block.attention.make_call
+            block.attention.make_call = lambda q, k, v, ctx, make_call=make_call: (  # type: ignore[method-assign]
+                self.heads.add(" ".join(map(name, (q, k, v)))) or make_call(q, k, v, ctx)
             )
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Attention by chunks equals functions.py and sparse.py: results, gradients, refusals."""
+"""Attention by chunks equals weighting.py and sparse.py: results, gradients, refusals."""
 
 import subprocess
 import sys
@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import random_gpt
 
+from model.attention import FORMS, MODIFIERS, SETTINGS, make_attention
 from model.attention import chunked as chunks
-from model.attention import functions, make_attention
-from model.attention.chunked import best_of, tie_gap
-from model.attention.context import AttentionContext, Call
-from model.attention.contract import from_weights
+from model.attention.call import Call, Indexer
+from model.attention.choice import best_of, indexed_keys, tie_gap
+from model.attention.context import AttentionContext
+from model.attention.contract import from_weights, of_weighting
 from model.attention.masks import causal_mask, document_mask
-from model.attention.sparse import IndexedAttention, blockwise
+from model.attention.sparse import IndexedAttention
+from model.attention.weighting import Blockwise, Sigmoid, Softcap, Softmax, Sparsemax, Stick
 from model.config import AttentionConfig
 
 ROOT = Path(__file__).parent.parent
@@ -24,27 +27,28 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 @from_weights
 def sigmoid_exact(scores):
-    """functions.sigmoid, whose ln n is float32's."""
+    """Sigmoid, whose ln n is float32's."""
     n = (scores > -torch.inf).sum(-1, keepdim=True)
     return torch.sigmoid(scores - n.to(scores.dtype).log())
 
 
+matmul = FORMS["matmul"]
+WEIGHTINGS = {each.name: each for each in (Softmax(), Softcap(CAP), Sigmoid(), Sparsemax(), Stick())}
 DEFINITIONS = {
-    "softmax": functions.matmul,
-    "softcap": functions.softcap(CAP),
+    "softmax": matmul,
+    "softcap": of_weighting(Softcap(CAP)),
     "sigmoid": sigmoid_exact,
-    "sparsemax": functions.sparsemax,
-    "stick": functions.stick,
+    "sparsemax": FORMS["sparsemax"],
+    "stick": FORMS["stick"],
 }
 SIZES = [(1, 1), (7, 7), (130, 130), (300, 300), (1, 40), (70, 200)]
 SIZES_OF = {torch.float64: SIZES, torch.float32: [(130, 130), (70, 200)]}
 
 
-def chunked(form, q, k, v, *, row=None, column=None, dropout_p=0.0, **more):
-    """Attention by chunks of queries, its options one by one."""
-    options = {name: more.pop(name) for name in ("cap", "one_more", "block", "best") if name in more}
-    call = Call(q, k, v, bias=None if row is None else (row, column), **more)
-    return chunks.chunked(form, call, dropout_p=dropout_p, **options)[0]
+def chunked(weighting, q, k, v, *, row=None, column=None, **more):
+    """Attention by chunks of queries."""
+    weighting = WEIGHTINGS.get(weighting, weighting)
+    return chunks.chunked(Call(q, k, v, weighting, bias=None if row is None else (row, column), **more))[0]
 
 
 def inputs(T, S, dtype=torch.float64, heads=2, D=8, Dv=8):
@@ -77,7 +81,7 @@ def test_every_form_is_its_definition_at_every_length_with_a_cache_and_shared_he
         mask = causal_mask(T, S)
         for heads in (1, 2, 4):
             compare(
-                lambda *qkv: chunked(form, *qkv, cap=CAP),
+                lambda *qkv: chunked(form, *qkv),
                 lambda *qkv, mask=mask: DEFINITIONS[form](*qkv, mask=mask),
                 inputs(T, S, heads=heads),
                 dtype,
@@ -97,7 +101,7 @@ def test_every_form_is_its_definition_under_windows_and_documents(form, dtype):
         ]
         for given, mask in cases:
             compare(
-                lambda *qkv, given=given: chunked(form, *qkv, cap=CAP, **given),
+                lambda *qkv, given=given: chunked(form, *qkv, **given),
                 lambda *qkv, mask=mask: DEFINITIONS[form](*qkv, mask=mask),
                 inputs(T, S),
                 dtype,
@@ -111,7 +115,7 @@ def test_a_bias_that_is_a_sum_is_the_bias(form, dtype):
         row, column = torch.randn(2, 4, T), torch.randn(2, 4, S)
         mask = causal_mask(T, S, window=90)
         compare(
-            lambda q, k, v, row, column: chunked(form, q, k, v, row=row, column=column, window=90, cap=CAP),
+            lambda q, k, v, row, column: chunked(form, q, k, v, row=row, column=column, window=90),
             lambda q, k, v, row, column, mask=mask: DEFINITIONS[form](
                 q, k, v, mask=mask, bias=row[..., None] + column[..., None, :]
             ),
@@ -138,7 +142,7 @@ def test_a_sink_is_one_more_key_that_gives_nothing(form, dtype):
     for T, S in SIZES:
         more = [torch.randn(4), torch.randn(2, 4, T), torch.randn(2, 4, S)]
         compare(
-            lambda q, k, v, sink, row, column: chunked(form, q, k, v, sink=sink, row=row, column=column, cap=CAP),
+            lambda q, k, v, sink, row, column: chunked(form, q, k, v, sink=sink, row=row, column=column),
             with_a_key_in_front(DEFINITIONS[form], causal_mask(T, S)),
             [*inputs(T, S), *more],
             dtype,
@@ -149,7 +153,7 @@ def test_values_may_be_wider_or_narrower_than_keys():
     for Dv in (3, 20):
         tensors = inputs(100, 100, Dv=Dv)
         compare(lambda *qkv: chunked("softmax", *qkv, scale=0.9),
-                lambda *qkv: functions.matmul(*qkv, is_causal=True, scale=0.9), tensors)  # fmt: skip
+                lambda *qkv: matmul(*qkv, is_causal=True, scale=0.9), tensors)  # fmt: skip
 
 
 @pytest.mark.parametrize("form", DEFINITIONS)
@@ -161,7 +165,7 @@ def test_gradients_are_those_of_the_result_with_what_dropout_dropped(form, monke
 
         def attend(q, k, v, row, column, p=p):
             torch.manual_seed(3)
-            return chunked(form, q, k, v, row=row, column=column, dropout_p=p, cap=CAP)
+            return chunked(form, q, k, v, row=row, column=column, dropout_p=p)
 
         assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
 
@@ -180,7 +184,7 @@ def test_a_bias_that_runs_to_thousands_costs_near_keys_no_precision():
     gates = -6 * torch.rand(1, 4, T, dtype=torch.float64)
     total = gates.cumsum(-1).float()  # down to -3,300, where float32 goes in steps of 0.0002
     q, k, v = (t.detach() for t in inputs(T, T, heads=4))
-    wanted = functions.matmul(q, k, v, is_causal=True, bias=total.double()[..., None] - total.double()[..., None, :])
+    wanted = matmul(q, k, v, is_causal=True, bias=total.double()[..., None] - total.double()[..., None, :])
     found = chunked("softmax", q.float(), k.float(), v.float(), row=total, column=-total)
     torch.testing.assert_close(found, wanted.float(), atol=3e-5, rtol=0)
 
@@ -191,8 +195,8 @@ def test_in_bf16_only_the_products_are_rounded(form):
     q, k, v = inputs(T, T, torch.bfloat16)
     row = -torch.rand(2, 4, T).cumsum(-1)  # a token fades
     sink = None if form in ("sigmoid", "stick") else torch.randn(4)
-    found = chunked(form, q, k, v, row=row, column=-row, sink=sink, cap=CAP)
-    wanted = chunked(form, q.double(), k.double(), v.double(), row=row, column=-row, sink=sink, cap=CAP)
+    found = chunked(form, q, k, v, row=row, column=-row, sink=sink)
+    wanted = chunked(form, q.double(), k.double(), v.double(), row=row, column=-row, sink=sink)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), wanted, atol=2e-2, rtol=2e-2)
     for a, b in zip(
@@ -218,9 +222,9 @@ def test_blocks_are_mobas_choice_under_documents_and_windows(given, dtype):
 
         compare(
             lambda *qkv, block=block, column=column, more=more: chunked(
-                "softmax", *qkv, row=torch.zeros(1), column=column.to(qkv[0].dtype), block=block, best=3, **more
+                Blockwise(block, 3), *qkv, row=torch.zeros(1), column=column.to(qkv[0].dtype), **more
             ),
-            lambda *qkv, block=block, mask=mask, column=column: blockwise(block, 3)(
+            lambda *qkv, block=block, mask=mask, column=column: of_weighting(Blockwise(block, 3))(
                 *qkv, mask=mask, bias=column[..., None, :].double()
             ),
             inputs(T, S),
@@ -243,13 +247,14 @@ def test_an_index_chooses_and_learns_as_the_layer_says(given):
         learned = [layer.index_proj.weight, layer.index_norm.weight, layer.index_norm.bias]
 
         ctx = AttentionContext(loss=torch.zeros((), dtype=torch.float64), doc_starts=starts)
-        wanted = layer.attend(layer.see(q, k, v, ctx), x, ctx), ctx.loss
+        layer.function = matmul.by(matmul.executors[-1])  # without chunks
+        wanted = layer.attend(layer.make_call(q, k, v, ctx), x, ctx), ctx.loss
 
         asks, key, share = layer.index_proj(x).split(layer.index_proj.parts, -1)
         asks = asks.unflatten(-1, (layer.index_heads, -1)).transpose(1, 2)
-        call = Call(q, k, v, doc_starts=starts, window=given.get("window"))
-        index = asks, layer.index_norm(key), share
-        found = chunks.chunked("softmax", call, index=index, best=layer.best, learns=True)
+        indexer = Indexer(asks, layer.index_norm(key), share, layer.best, learns=True)
+        call = Call(q, k, v, doc_starts=starts, window=given.get("window"), indexer=indexer)
+        found = chunks.chunked(call)
 
         g = torch.randn_like(q), torch.tensor(0.7, dtype=torch.float64)
         sides = [[*y, *torch.autograd.grad(y, [q, k, v, *learned], g)] for y in (found, wanted)]
@@ -267,8 +272,8 @@ def test_equals_at_the_boundary_give_way_to_nearer_keys():
 def test_a_gap_of_some_roundings_of_its_type_is_no_difference_and_a_wider_one_decides(dtype, chosen):
     index = torch.tensor([[1 + 1e-6, 0.5, 1.0, 0.0]], dtype=dtype)  # 8 roundings of float32
     seen = torch.ones(1, 4, dtype=torch.bool)
-    layer = IndexedAttention(AttentionConfig(attention="index", block_size=8))  # 2 keys for each query, its own one
-    assert layer.chosen(index.view(1, 1, 1, 4), seen).nonzero()[:, -1].tolist() == chosen
+    # Two keys for each query, its own one.
+    assert indexed_keys(index.view(1, 1, 1, 4), seen, 2).nonzero()[:, -1].tolist() == chosen
     own_first = torch.tensor([[torch.inf]], dtype=dtype)
     assert best_of(torch.cat((index[:, :3], own_first), 1), 2, tie_gap(index)).nonzero()[:, -1].tolist() == chosen
 
@@ -277,7 +282,27 @@ def test_a_stick_that_is_spent_ends_the_look_and_changes_nothing():
     T = 400
     q, k, v = inputs(T, T)
     compare(lambda *qkv: chunked("stick", *qkv, scale=2.0),
-            lambda *qkv: functions.stick(*qkv, is_causal=True, scale=2.0), [q, k, v])  # fmt: skip
+            lambda *qkv: FORMS["stick"](*qkv, is_causal=True, scale=2.0), [q, k, v])  # fmt: skip
+
+
+RECOMPUTED = [*FORMS, *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)), "softmax1+sink+window", "stick+forget"]
+
+
+@pytest.mark.parametrize("attention", RECOMPUTED)
+def test_a_block_that_is_computed_again_has_the_same_gradients_in_a_long_text(attention):
+    """recompute=block, at 320 tokens: the backward pass of chunks reads what the checkpoint unpacks once."""
+    window = 40 if "window" in attention else None
+    settings = {"attention": attention, "attention_window": window, "n_embd": 16, "n_head": 2, "block_size": 320}
+    gpt = random_gpt(**settings, n_layer=2, vocab_size=11).train()
+    tokens, targets = torch.randint(11, (2, 1, 320)).unbind()
+    found = []
+    for recomputes in (False, True):
+        for block in gpt.blocks:
+            block.activation_checkpointing = recomputes
+        loss = gpt(tokens, targets)
+        found.append([loss, *torch.autograd.grad(loss, [*gpt.parameters()], materialize_grads=True)])
+    for again, once in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(again, once)
 
 
 def test_second_derivatives_are_refused():
@@ -293,13 +318,14 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from model.attention.chunked import chunked
-from model.attention.context import Call
+from model.attention.call import Call
+from model.attention.weighting import Sigmoid, Softcap, Softmax, Sparsemax, Stick
 
-for form in ("softmax", "softcap", "sigmoid", "sparsemax", "stick"):
+for weighting in (Softmax(), Softcap(3.0), Sigmoid(), Sparsemax(), Stick()):
     torch._dynamo.reset()
     counter = CompileCounter()
     def attend(q, k, v, row):
-        return chunked(form, Call(q * 2, k, v, window=30, bias=(row, -row)), dropout_p=0.1, cap=3.0)[0] * 2
+        return chunked(Call(q * 2, k, v, weighting, window=30, bias=(row, -row), dropout_p=0.1))[0] * 2
     compiled = torch.compile(attend, backend=counter)
     x = [torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3)] + [torch.randn(1, 2, 70)]
     same = []
@@ -307,7 +333,7 @@ for form in ("softmax", "softcap", "sigmoid", "sparsemax", "stick"):
         torch.manual_seed(0)
         y = f(*x)
         same.append(torch.cat([y, *torch.autograd.grad(y.sum(), x[:3])]))
-    print(form, counter.frame_count, len(counters["graph_break"]), torch.equal(*same))
+    print(weighting.name, counter.frame_count, len(counters["graph_break"]), torch.equal(*same))
 """
 
 
@@ -337,9 +363,9 @@ def test_a_first_call_imports_no_compiler():
     code = """
 import sys, torch
 from model.attention.chunked import chunked
-from model.attention.context import Call
+from model.attention.call import Call
 q = torch.randn(1, 2, 9, 4, requires_grad=True)
-y, _ = chunked("softmax", Call(q, q, q))
+y, _ = chunked(Call(q, q, q))
 y.sum().backward()
 print("torch._dynamo" in sys.modules)
 """

@@ -377,9 +377,9 @@ def test_a_modifier_that_is_wrong_only_for_documents_with_a_cache_fails(tmp_path
 def test_the_check_of_an_own_layer_that_cannot_be_made_ends_in_a_sentence(tmp_path):
     (tmp_path / "old.py").write_text(
         "from model.attention.layer import MultiHeadAttention\nfrom model.attention.registry import form\n"
-        "@form('old')\nclass Old(MultiHeadAttention):\n    def __init__(self, config, layer_idx):\n        pass\n"
+        "@form('old')\nclass Old(MultiHeadAttention):\n    def __init__(self, config, depth):\n        pass\n"
     )
-    with pytest.raises(SettingsError, match=r"^code=\S+old\.py: TypeError: .*layer_idx"):
+    with pytest.raises(SettingsError, match=r"^code=\S+old\.py: TypeError: .*depth"):
         check.main(["old", f"code={tmp_path / 'old.py'}"])
 
 
@@ -424,15 +424,14 @@ HIDDEN = """
 import torch
 from torch import nn
 
-from model.attention.functions import matmul
 from model.attention.layer import MultiHeadAttention
-from model.attention.registry import form
+from model.attention.registry import FORMS, form
 
 
 @form("hidden")
 class Hidden(MultiHeadAttention):
     def __init__(self, config):
-        super().__init__(config, matmul)
+        super().__init__(config, FORMS["matmul"])
         self.share = nn.Parameter(torch.zeros(()))
 
 """

@@ -115,12 +115,12 @@ assert losses[-1] < 0.5 * losses[0], losses
 def test_attention_and_then_the_model_work_where_the_page_says_to_take_them_with_ones_own_moved_in(tmp_path):
     text = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
     text = text[text.index("## Attention in another project") :]
-    bash, python = re.findall(r"^```(?:bash|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    bash, *blocks = re.findall(r"^```(?:bash|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     subprocess.run(["bash", "-ec", bash.replace("../mine", str(tmp_path))], cwd=ROOT, check=True)
-    for name, block in zip(("functions", "modifiers", "latent"), own_attention(), strict=True):
+    for name, block in zip(("forms", "modifiers", "latent"), own_attention(), strict=True):
         with (tmp_path / f"model/attention/{name}.py").open("a") as file:
             file.write("\n\n" + block)
-    code = python + FOREIGN + USE
+    code = "".join(blocks) + FOREIGN + USE
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -12,8 +12,8 @@ from conftest import close, layer, random_gpt
 
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, AttentionContext
+from model.attention.call import Call, dense
 from model.attention.check import make_layer
-from model.attention.context import Call, dense_arguments
 from model.attention.masks import causal_mask, padding_mask
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -91,7 +91,7 @@ def test_forget_sums_its_gates_in_float32_however_the_layer_computes():
     forget, x = make_layer("sdpa+forget").to(torch.bfloat16), torch.randn(1, 700, 32, dtype=torch.bfloat16)
     modifier, q = forget.modifiers["forget"], torch.randn(1, H, 700, 8, dtype=torch.bfloat16)
     total = F.logsigmoid(modifier.gate(x).double()).cumsum(-1)
-    bias = dense_arguments(modifier.score(Call(q, q, q), x, AttentionContext()))["bias"]
+    bias = dense(modifier.score(Call(q, q, q), x, AttentionContext()))[0].matrix
     close(bias.double(), total[..., :, None] - total[..., None, :], atol=1e-3)
 
 

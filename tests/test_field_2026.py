@@ -13,7 +13,9 @@ from conftest import close, layer, random_gpt
 from common.errors import SettingsError
 from model.attention import MODIFIERS, AttentionContext, make_attention
 from model.attention.check import CHECKS, make_layer
-from model.attention.sparse import blockwise
+from model.attention.choice import indexed_keys
+from model.attention.contract import of_weighting
+from model.attention.weighting import Blockwise
 from model.cache import KVCache
 from model.config import AttentionConfig, GPTConfig
 from model.gpt import GPT
@@ -40,7 +42,8 @@ def random_layer(attention, **settings):
 def attended(attention, x, ctx):
     """The queries, keys and values that a layer's forward pass attends with."""
     seen = []
-    attention.see, see = lambda q, k, v, ctx: seen.append((q, k, v)) or see(q, k, v, ctx), attention.see
+    make_call = attention.make_call
+    attention.make_call = lambda q, k, v, ctx: seen.append((q, k, v)) or make_call(q, k, v, ctx)
     attention(x, ctx)
     return seen[0]
 
@@ -93,7 +96,7 @@ def test_moba_is_softmax_over_the_own_block_and_the_best_before_it_by_mean_key(b
             attended[b, h, t, start + n * block : min(start + (n + 1) * block, t + 1)] = True
     seen = torch.ones(T, T).tril() * (torch.arange(T) >= LATE[:, None, :, None]) > 0
     wanted = (q @ k.mT / math.sqrt(D)).masked_fill(~attended, -math.inf).softmax(-1) @ v
-    close(blockwise(block, best)(q, k, v, mask=seen), wanted, rtol=1e-9, atol=1e-9)
+    close(of_weighting(Blockwise(block, best))(q, k, v, mask=seen), wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_index_attends_to_the_keys_that_its_indexer_scores_best_which_learns_what_attention_weighs():
@@ -128,7 +131,8 @@ def test_the_indexer_chooses_the_keys_that_deepseek_v32s_chooses_and_always_the_
     from transformers import DeepseekV32Config
 
     made, x, chosen = random_layer("index", n_head=16, head_size=8, block_size=16).float(), torch.randn(B, T, C), []
-    monkeypatch.setattr(made, "chosen", lambda *given: chosen.append(type(made).chosen(made, *given)) or chosen[0])
+    choose = lambda *given: chosen.append(indexed_keys(*given)) or chosen[0]  # noqa: E731
+    monkeypatch.setattr("model.attention.call.indexed_keys", choose)
     made(x)
     shape = dict(hidden_size=C, q_lora_rank=C, qk_rope_head_dim=8, index_head_dim=8, index_n_heads=8, index_topk=4)
     config = DeepseekV32Config(**shape)

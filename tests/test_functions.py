@@ -14,14 +14,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.attention import FORMS, SOFTMAX, functions
-from model.attention.functions import matmul, sdpa, softcap
-from model.attention.fused import fused
-from model.attention.ladder import head_by_head
+from model.attention.contract import AttentionFunction, named_as, of_weighting
+from model.attention.executors import FUSED, FUSED_MATRIX, of_steps
 from model.attention.masks import alibi_slopes, alibi_sum, as_bool, causal_mask, padding_mask
+from model.attention.weighting import PLAIN, Softcap
 from model.cpu import SHORT
 
+matmul, sdpa = FORMS["matmul"], FORMS["sdpa"]
+fused = AttentionFunction("fused", "torch's kernels in texts of any length.", PLAIN, (FUSED, FUSED_MATRIX))
+head_by_head = named_as(functions.head_by_head, PLAIN, (of_steps(functions.head_by_head),))
 ALIKE = {name: FORMS[name] for name in SOFTMAX} | {"fused": fused, "head_by_head": head_by_head}
-OTHERS = {name: FORMS[name] for name in ("softmax1", "sigmoid", "sparsemax")} | {"softcap": softcap(2.0)}
+OTHERS = {name: FORMS[name] for name in ("softmax1", "sigmoid", "sparsemax")} | {"softcap": of_weighting(Softcap(2.0))}
 ALL = ALIKE | OTHERS
 each = pytest.mark.parametrize("attend", ALL.values(), ids=ALL)
 
@@ -151,9 +154,9 @@ def test_help_shows_the_signature_of_the_contract_and_the_forms_own_words():
     contract = [*inspect.signature(sdpa).parameters.values()]
     for name, attend in ALL.items():
         assert list(inspect.signature(attend).parameters.values()) == contract
-        assert attend.__name__ == attend.__qualname__ == name or name == "softcap"  # which is made for a cap
+        assert attend.__name__ == attend.__qualname__ == name
     assert len({attend.__doc__ for attend in ALL.values()}) == len(ALL)
-    assert {attend.__module__ for attend in OTHERS.values()} == {functions.__name__}
+    assert {attend.__module__ for attend in OTHERS.values()} == {AttentionFunction.__module__}
 
 
 @each

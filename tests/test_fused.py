@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.attention import AttentionContext, fused, make_attention
-from model.attention.context import Call, dense_arguments
-from model.attention.functions import matmul, softmax1
-from model.attention.fused import folded, folds
+from model.attention import FORMS, AttentionContext, fused, make_attention
+from model.attention.call import Call
+from model.attention.executors import FOLDED, OF_WEIGHTING, VARLEN, WEIGHTED, attend, choose
+from model.attention.fused import folded
 from model.attention.masks import causal_mask
 from model.cache import KVCache
 from model.config import AttentionConfig
@@ -47,7 +47,7 @@ class Varlen:
             left, right = window_size
             assert right == 0
             mask = causal_mask(max_q, max_k, window=None if left == -1 else left + 1)
-            texts.append(matmul(*one, mask=mask, scale=scale).transpose(0, 1))
+            texts.append(FORMS["matmul"](*one, mask=mask, scale=scale).transpose(0, 1))
         return torch.cat(texts)
 
 
@@ -59,14 +59,18 @@ def varlen(monkeypatch):
     return made
 
 
-def compare(call, one_more=False):
+def exactly(call):
+    """The plain formula."""
+    return WEIGHTED.run(call)[0]
+
+
+def compare(call, with_varlen=False):
     """Let folded() and its gradients be those of the plain formula in float64."""
     tensors = [call.q, call.k, call.v, *(call.bias or ()), *([] if call.sink is None else [call.sink])]
     wide = [t.detach().double().requires_grad_() for t in tensors]
     more = {"bias": tuple(wide[3:5]) if call.bias else None, "sink": None if call.sink is None else wide[-1]}
-    definition = softmax1 if one_more else matmul
-    wanted = definition(**dense_arguments(call._replace(q=wide[0], k=wide[1], v=wide[2], **more)))
-    y = folded(call, one_more=one_more)
+    wanted = exactly(call._replace(q=wide[0], k=wide[1], v=wide[2], **more))
+    y = folded(call, with_varlen)
     assert y.dtype == call.q.dtype and y.shape == wanted.shape
     g = torch.randn_like(wanted)
     found = [y, *torch.autograd.grad(y, tensors, g.to(y.dtype), allow_unused=True)]
@@ -80,14 +84,13 @@ def compare(call, one_more=False):
         torch.testing.assert_close(a.double(), b, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("one_more", [False, True])
 @pytest.mark.parametrize("given", ["nothing", "bias", "sink", "bias+sink"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_biases_and_sinks_are_channels_and_rows_with_shared_heads_and_other_widths(given, dtype, one_more):
+def test_biases_and_sinks_are_channels_and_rows_with_shared_heads_and_other_widths(given, dtype):
     for heads, Dv in ((4, 8), (2, 12), (1, 5)):
         row, column, sink = overlays()
         more = {"bias": (row, column) if "bias" in given else None, "sink": sink if "sink" in given else None}
-        compare(Call(*qkv(dtype, heads, Dv), scale=0.3, **more), one_more)
+        compare(Call(*qkv(dtype, heads, Dv), scale=0.3, **more))
 
 
 @pytest.mark.parametrize("given", ["nothing", "bias", "sink", "bias+sink"])
@@ -111,10 +114,8 @@ def test_hundreds_of_documents_and_biases_of_ten_thousand_cost_no_digit_that_the
         Call(q, k, v, doc_starts=(torch.arange(length) // 8 * 8)[None]),
     ):
         bias = call.bias and tuple(t.double() for t in call.bias)
-        exact = matmul(**dense_arguments(call._replace(q=q.double(), k=k.double(), v=v.double(), bias=bias)))
-        of_folded, of_matrix = (
-            (attend - exact).abs().max() for attend in (folded(call), matmul(**dense_arguments(call)))
-        )
+        exact = exactly(call._replace(q=q.double(), k=k.double(), v=v.double(), bias=bias))
+        of_folded, of_matrix = ((y - exact).abs().max() for y in (folded(call), exactly(call)))
         assert of_folded < 1.5 * of_matrix
 
 
@@ -125,15 +126,18 @@ def test_windows_and_fewer_queries_than_keys_are_arguments_of_varlen_attn(given,
     bias = (row, column) if given in ("bias", "everything") else None
     starts = STARTS if given in ("documents", "everything") else None
     call = Call(*qkv(torch.bfloat16, 2, 12), doc_starts=starts, window=window, bias=bias)
-    assert folds(call, 0.0)
-    compare(call)
+    needs_varlen = window not in (None, T)
+    assert choose(call, OF_WEIGHTING, "cuda") is (VARLEN if needs_varlen else FOLDED)
+    compare(call, needs_varlen)
     rows = [0, T, 2 * T]
-    assert varlen.calls == ([] if window in (None, T) else [(rows, rows, T, T, (window - 1, 0))])
+    assert varlen.calls == ([(rows, rows, T, T, (window - 1, 0))] if needs_varlen else [])
 
     # The last 30 of 70 positions, their keys in reach.
     if starts is None:
         bias = None if bias is None else tuple(overlays(S=T, T=30)[:2])
-        compare(Call(*qkv(torch.bfloat16, 2, T=30), window=window, bias=bias))
+        part = Call(*qkv(torch.bfloat16, 2, T=30), window=window, bias=bias)
+        assert choose(part, OF_WEIGHTING, "cuda") is VARLEN
+        compare(part, True)
         left = -1 if window is None else window - 1
         assert varlen.calls[-1] == ([0, 30, 60], rows, 30, T, (left, 0))
 
@@ -144,28 +148,29 @@ def test_calls_that_no_kernel_serves_without_a_matrix_go_elsewhere(monkeypatch):
     bias = row, column
     mask = torch.ones(T, T, dtype=torch.bool)
     cases = [
-        (Call(*qkv(fp32)), 0.1, True),
-        (Call(*qkv(fp32), sink=sink), 0.1, True),
-        (Call(*qkv(fp32), bias=bias), 0.0, False),  # its digits
-        (Call(*qkv(fp32), doc_starts=STARTS), 0.0, False),
-        (Call(*qkv(fp32), window=20), 0.0, False),  # no flash
-        (Call(*qkv(bf16), bias=bias, doc_starts=STARTS, sink=sink), 0.1, True),
-        (Call(*qkv(bf16), bias=bias, doc_starts=STARTS, window=20), 0.0, True),
-        (Call(*qkv(bf16), window=20), 0.1, False),  # no dropout
-        (Call(*qkv(bf16), window=20, sink=sink), 0.0, False),  # a key out of the window
-        (Call(*qkv(bf16), window=T, sink=sink), 0.0, True),
-        (Call(*qkv(bf16, D=256), window=20), 0.0, False),  # too wide
-        (Call(*qkv(bf16), mask=mask), 0.0, False),
-        (Call(*qkv(bf16, T=30)), 0.0, True),
-        (Call(*qkv(bf16, T=30), doc_starts=STARTS[:, :30]), 0.0, False),  # whose are the keys?
-        (Call(*qkv(bf16, T=1)), 0.0, False),
+        (Call(*qkv(fp32), dropout_p=0.1), FOLDED),
+        (Call(*qkv(fp32), sink=sink, dropout_p=0.1), FOLDED),
+        (Call(*qkv(fp32), bias=bias), WEIGHTED),  # its digits
+        (Call(*qkv(fp32), doc_starts=STARTS), WEIGHTED),
+        (Call(*qkv(fp32), window=20), WEIGHTED),  # no flash
+        (Call(*qkv(bf16), bias=bias, doc_starts=STARTS, sink=sink, dropout_p=0.1), FOLDED),
+        (Call(*qkv(bf16), bias=bias, doc_starts=STARTS, window=20), VARLEN),
+        (Call(*qkv(bf16), window=20, dropout_p=0.1), WEIGHTED),  # no dropout
+        (Call(*qkv(bf16), window=20, sink=sink), WEIGHTED),  # a key out of the window
+        (FORMS["softmax1"].call(*qkv(bf16), window=20), WEIGHTED),  # whose null key is one
+        (Call(*qkv(bf16), window=T, sink=sink), FOLDED),
+        (Call(*qkv(bf16, D=256), window=20), WEIGHTED),  # too wide
+        (Call(*qkv(bf16), mask=mask), WEIGHTED),
+        (Call(*qkv(bf16, T=30)), VARLEN),
+        (Call(*qkv(bf16, T=30), doc_starts=STARTS[:, :30]), WEIGHTED),  # whose are the keys?
+        (Call(*qkv(bf16, T=1)), WEIGHTED),
     ]
-    for call, dropout_p, served in cases:
-        assert folds(call, dropout_p) == served
+    for call, executor in cases:
+        assert choose(call, OF_WEIGHTING, "cuda") is executor
 
     # On a card that lacks FlashAttention's window.
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert not folds(Call(*qkv(bf16), window=20), 0.0)
+    assert choose(Call(*qkv(bf16), window=20), OF_WEIGHTING, "cuda") is WEIGHTED
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not fused.has_varlen(torch.device("cuda", 0)) and fused.has_varlen(torch.device("cpu"))
@@ -195,9 +200,9 @@ def test_layers_compute_on_a_gpu_what_they_compute_on_a_cpu(attention, settings,
     made = layer(attention, **settings)
     x = torch.randn(B, T, 64)
     expected = made(x, AttentionContext(doc_starts=STARTS if document else None))
-    made.bfloat16().on_gpu = True
+    made.bfloat16()
     x = x.bfloat16()
-    found = made(x, AttentionContext(doc_starts=STARTS if document else None))
+    found = made(x, AttentionContext(doc_starts=STARTS if document else None, device="cuda"))
     torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0.03)
     assert len(varlen.calls) == with_window
 
@@ -206,7 +211,7 @@ def test_layers_compute_on_a_gpu_what_they_compute_on_a_cpu(attention, settings,
         cache = KVCache(T)
         parts = []
         for part in x.split((40, T - 41, 1), 1):
-            parts.append(made(part, AttentionContext(cache=cache)))
+            parts.append(made(part, AttentionContext(cache=cache, device="cuda")))
             cache.position += part.shape[1]
         torch.testing.assert_close(torch.cat(parts, 1).float(), expected, atol=0.04, rtol=0.04)
         assert len(varlen.calls) == 1 + 2 * with_window
@@ -215,9 +220,9 @@ def test_layers_compute_on_a_gpu_what_they_compute_on_a_cpu(attention, settings,
 def test_autocast_rounds_no_channel(varlen):
     q, k, v = (t.detach() for t in qkv(torch.float32))
     decay = -(torch.rand(B, H, T) * 100).cumsum(-1)
-    expected = matmul(**dense_arguments(Call(q, k, v, bias=(decay, -decay))))
+    expected = exactly(Call(q, k, v, bias=(decay, -decay)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = folded(Call(q, k, v, bias=(decay, -decay)))
+        found, _ = attend(Call(q, k, v, bias=(decay, -decay)), (FOLDED,), "cuda")
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0.03)
 
@@ -228,7 +233,7 @@ def test_dropout_goes_to_the_kernel(monkeypatch):
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda *args, **more: seen.append(args[4]) or attend(*args, **more)
     )
-    folded(Call(*qkv(torch.float32), sink=torch.zeros(H)), 0.3)
+    folded(Call(*qkv(torch.float32), sink=torch.zeros(H), dropout_p=0.3))
     assert seen == [0.3]
 
 
@@ -238,7 +243,6 @@ def test_it_compiles_to_one_graph(monkeypatch):
     x = torch.randn(B, T, 64, dtype=torch.bfloat16)
     for attention, settings in (("softmax1+forget+sink", {}), ("sdpa+forget", {"attention_window": 20})):
         made = layer(attention, **settings).bfloat16()
-        made.on_gpu = True
-        ctx = AttentionContext(doc_starts=STARTS)
+        ctx = AttentionContext(doc_starts=STARTS, device="cuda")
         compiled = torch.compile(made.forward, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x, ctx), made(x, ctx), atol=0.01, rtol=0)

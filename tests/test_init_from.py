@@ -12,12 +12,14 @@ from test_resume import assert_same_run, stopped
 from common.errors import SettingsError
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
+from model.attention import FORMS
+from model.attention.contract import from_weights
 from model.size import count_parameters
 from runs.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from train import train, train_step
 from training.config import TrainConfig
 from training.plan import plan_run
-from training.pretrained import SAME_WEIGHTS, copy_weights, inherit, pretrained_config
+from training.pretrained import copy_weights, has_plain_weights, inherit, pretrained_config
 from training.start import open_run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -146,8 +148,20 @@ def test_a_window_can_be_taken_away_and_a_vocabulary_cut_below_the_tokenizers_is
         train(small)
 
 
-@pytest.mark.parametrize("form", sorted(SAME_WEIGHTS))
-def test_another_weighting_of_the_same_scores_takes_the_weights(form):
+@from_weights
+def of_ones_own(scores):
+    return scores.softmax(-1) / 2
+
+
+@pytest.mark.parametrize("form", [*FORMS, "of_ones_own"])
+def test_another_weighting_of_the_same_scores_takes_the_weights(form, monkeypatch):
+    monkeypatch.setitem(FORMS, "of_ones_own", of_ones_own)
+    others = ("average", "simple", "single_head", "mla", "gta", "linear", "retention", "delta", "kda", "index")
+    assert has_plain_weights(form) == (form not in others)
+    if form in others:
+        with pytest.raises(SettingsError, match=r"model.attention=.*\(it has"):
+            inherit(random_gpt().config, random_gpt(attention=form).config)
+        return
     model, other = random_gpt(), random_gpt(seed=1, attention=form)
     assert inherit(model.config, other.config) == other.config
     copy_weights(model.get_parameter, other)

@@ -8,14 +8,26 @@ import torch
 from conftest import close, layer, leaky_attention
 
 from common.errors import SettingsError
-from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, check, check_names, unused_settings
-from model.attention.functions import matmul
+from model.attention import (
+    FORMS,
+    MODIFIERS,
+    SETTINGS,
+    SOFTMAX,
+    AttentionContext,
+    MultiHeadAttention,
+    check,
+    check_names,
+    make_attention,
+    unused_settings,
+)
 from model.attention.masks import causal_mask, document_mask
 from model.attention.recurrent import Recurrent
 from model.cache import KVCache
-from model.config import POSITIONS, AttentionConfig
+from model.config import POSITIONS, AttentionConfig, GPTConfig
+from model.gpt import GPT
 from model.layers import Linear, RMSNorm
 
+matmul = FORMS["matmul"]
 C, CPU = 16, torch.device("cpu")
 STATES = [name for name, kind in FORMS.items() if isinstance(kind, type) and issubclass(kind, Recurrent)]
 ROWS = [name for name in FORMS if name not in STATES]
@@ -337,6 +349,28 @@ def test_modifiers_act_in_the_order_of_their_registration_with_those_that_add_a_
     assert [*one.modifiers] == ["forget", "diff", "gate", "sink"] and list(one.state_dict()) == list(other.state_dict())
     assert [*MODIFIERS].index("sink") < [*MODIFIERS].index("diff")
     assert {"modifiers.gate.gate.weight", "modifiers.sink.bias"} < one.state_dict().keys()
+
+
+@every_form
+def test_a_layer_gets_its_number_when_it_is_made_and_gives_it_to_its_modifiers(form):
+    config = AttentionConfig(attention=f"{form}+conv" if form not in ("average", "simple", "mla", "gta") else form)
+    made = make_attention(config, 3)
+    assert made.layer_idx == 3 and all(modifier.layer_idx == 3 for modifier in made.modifiers.values())
+    assert make_attention(config).layer_idx == 0
+
+
+@pytest.mark.parametrize("arguments", ["config", "config, **given", "config, layer_idx=0"])
+def test_the_constructor_of_a_form_of_ones_own_may_take_the_settings_alone(arguments, monkeypatch):
+    passed = arguments.replace("=0", "=layer_idx")
+    scope = {"MultiHeadAttention": MultiHeadAttention}
+    exec(
+        f"class Own(MultiHeadAttention):\n    def __init__(self, {arguments}):\n        super().__init__({passed})\n",
+        scope,
+    )
+    monkeypatch.setitem(FORMS, "own", scope["Own"])
+    gpt = GPT(GPTConfig(attention="own+conv", n_embd=16, n_head=2, vocab_size=7, n_layer=3))
+    assert [layer.layer_idx for layer in gpt.attentions] == [0, 1, 2]
+    assert [layer.modifiers["conv"].layer_idx for layer in gpt.attentions] == [0, 1, 2]
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from conftest import close, layer, random_gpt
 
 from model.attention import AttentionContext
-from model.attention.context import Call
-from model.attention.recurrent import CHUNK, NOTHING, in_chunks, token_by_token
+from model.attention.call import Call
+from model.attention.recurrent import CHUNK, LN_ZERO, in_chunks, token_by_token
 from model.cache import KVCache
 
 B, T, C, H, HKV, D = 2, 12, 16, 4, 2, 4
@@ -34,7 +34,7 @@ def test_chunks_give_the_values_states_and_gradients_of_one_token_after_the_othe
     for begins in (None, torch.rand(B, 1, N, generator=generator) < 0.1):
         results = []
         for scan in (token_by_token, in_chunks):
-            log_decay = decay if begins is None else decay.masked_fill(begins[..., None], NOTHING)
+            log_decay = decay if begins is None else decay.masked_fill(begins[..., None], LN_ZERO)
             y, ended = scan(q, F.normalize(k, dim=-1), v, log_decay, beta, state)
             weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
             gradients = torch.autograd.grad((y * weight).sum() + ended.sum(), inputs, allow_unused=True)

@@ -1,6 +1,7 @@
 """RoPE: the rotation of the paper, by distance only, in float32, for any positions."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -109,23 +110,41 @@ def test_any_memory_layout_gives_the_same_compiled_or_not_with_exact_gradients_i
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            {"head_size": 7},
-            "but model.head_size=7 of attention=sdpa makes 7 channels: choose an even number",
-        ),
+        ({"head_size": 7}, "but model.head_size=7 makes 7 channels: set model.head_size=8, or another model.position"),
+        ({"n_embd": 12}, "but model.n_embd=12 / model.n_head=4 makes 3 channels: set model.head_size=4, or"),
         (
             {"head_size": 8, "rope_fraction": 0.3},
-            "rope_fraction=0.3 of model.head_size=8 of attention=sdpa makes 2.4",
+            "fraction=0.3 of model.head_size=8 makes 2.4 channels: set .*=0.25, or",
         ),
         (
             {"head_size": 6, "rope_fraction": 0.5},
-            "rope_fraction=0.5 of model.head_size=6 of attention=sdpa makes 3",
+            "fraction=0.5 of model.head_size=6 makes 3 channels: set .*=0.666667,",
+        ),
+        (
+            {"head_size": 8, "rope_fraction": 1e-6},
+            "fraction=1e-06 of model.head_size=8 makes 8e-06 channels: set .*=0.25",
+        ),
+        (
+            {"attention": "gta", "n_embd": 120},
+            "half of model.n_embd=120 / model.n_head=4, which attention=gta rotates, "
+            "makes 15 channels: set model.head_size=32, or",
+        ),
+        (
+            {"attention": "single_head", "n_embd": 15, "n_head": 1},
+            "but model.n_embd=15 makes 15 channels: set model.n_embd=16, or",
         ),
     ],
     ids=str,
 )
 def test_half_a_pair_of_channels_is_refused_but_where_nothing_rotates(settings, words):
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(SettingsError, match=words) as refused:
         layer(**settings)
     layer(**settings, position="alibi")
+    name, value = re.search(r"set model\.(\w+)=(\S+?),? ", str(refused.value)).groups()
+    assert layer(**settings | {name: float(value) if "fraction" in name else int(value)}).rope is not None
     assert layer(rope_scaling="none", rope_scaling_factor=4.0).rope == layer().rope != layer(rope_theta=5.0).rope
+
+
+@pytest.mark.parametrize(("fraction", "head_size"), [(0.58, 100), (0.14, 100), (0.28, 100), (0.56, 100), (0.07, 200)])
+def test_a_fraction_that_floats_round_rotates_the_channels_that_it_means(fraction, head_size):
+    assert layer(head_size=head_size, rope_fraction=fraction).rope.channels == round(fraction * head_size)

@@ -6,10 +6,10 @@ from conftest import close, layer
 from einops import rearrange
 from torch import nn
 
-from model.attention import AttentionContext
-from model.attention.functions import matmul
+from model.attention import FORMS, AttentionContext
 from model.attention.masks import causal_mask, padding_mask
 
+matmul = FORMS["matmul"]
 B, T, C, H = 3, 8, 16, 4
 SEEN = causal_mask(T, T)
 

@@ -108,7 +108,7 @@ def predict_memory(
     """Return the memory that a run of `config`, whose model.vocab_size is set, will need.
 
     It takes a step with tensors of shapes but no data, so the largest model takes seconds on the smallest machine. They
-    are a CPU's tensors; with on_gpu the loss and sdpa choose as on a GPU.
+    are a CPU's tensors; with on_gpu the loss and the attention choose as on a GPU.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes half a second, and most runs do not need it
 
@@ -119,9 +119,7 @@ def predict_memory(
         run = trial_run(few, torch.device("cpu"), dtype)
         if on_gpu:
             run.model.runtime.largest_chunk = LARGEST_CHUNK_ON_GPU
-            for attention in run.model.attentions:
-                attention.on_gpu = True
-                attention.dropout = 0.0  # with dropout only a CPU's kernel keeps scores
+            run.model.runtime.device = "cuda"
         weights = sum(parameter.nbytes for parameter in run.model.parameters())
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
 

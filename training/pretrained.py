@@ -12,7 +12,7 @@ from common.errors import SettingsError, format_value, naming
 from common.files import user_path
 from interop.huggingface import find_folder, read_config, read_huggingface
 from interop.tokenizer import read_tokenizer_json
-from model.attention import SETTINGS, SOFTMAX
+from model.attention import SETTINGS, MultiHeadAttention, layer_class
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.weights import load_weights, plain_weights
@@ -24,8 +24,6 @@ Read = Callable[[str], Tensor]
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 
-# Forms of attention with the same weights.
-SAME_WEIGHTS = {*SOFTMAX, "stacked", "softmax1", "sigmoid", "sparsemax", "stick", "softcap", "moba"}
 # Settings of the pretrained model that a run may change.
 MAY_CHANGE_ON_INIT = {"model.block_size", "model.vocab_size", *WITHOUT_WEIGHTS}
 
@@ -88,7 +86,13 @@ def weights_of(config: GPTConfig, attention: str) -> list[tuple[str, set[str]]]:
     """Return each layer's form and modifiers; forms with the same weights are equal."""
     parts = [part.split("+") for part in attention.split("/")]
     layers = [parts[layer % len(parts)] for layer in range(config.n_layer)]
-    return [("sdpa" if form in SAME_WEIGHTS else form, set(added) - SETTINGS.keys()) for form, *added in layers]
+    return [("sdpa" if has_plain_weights(form) else form, set(added) - SETTINGS.keys()) for form, *added in layers]
+
+
+def has_plain_weights(form: str) -> bool:
+    """Return whether a form has sdpa's weights, as one has that differs in its function alone."""
+    cls = layer_class(form)
+    return cls is MultiHeadAttention or cls.has_plain_weights
 
 
 @torch.no_grad()

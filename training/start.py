@@ -21,13 +21,12 @@ from common.errors import SettingsError
 from common.files import os_errors_named, replace_text, user_path
 from common.settings import from_arguments
 from data.batches import Dataset
-from data.config import VOCABULARIES
 from data.prepare import prepare
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
 from model.attention.check import moved_layer, refuse_leak, unreached
-from model.attention.code import explained, run_code
+from model.attention.code import explained
 from model.cpu import freed_memory_kept
 from model.gpt import GPT
 from model.layers import eval_mode
@@ -35,6 +34,7 @@ from model.size import count_weights, without_weights
 from model.weights import load_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
 from runs.directory import lock_run, log_to, make_run_directory
+from runs.plugins import run_code
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import TrainConfig
 from training.device import can_compile, choose_device, choose_precision, memory_errors, memory_of
@@ -76,7 +76,7 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
         ranks.join(device)
         if device.type == "cpu":
             stack.enter_context(freed_memory_kept())
-        config = replace(config, code_hash=run_code(config.code, VOCABULARIES))
+        config = replace(config, code_hash=run_code(config.code))
         check_machine(config, device, ranks)
 
         # Build the run. Rank 0 chooses the checkpoint and the directory, as only it writes.

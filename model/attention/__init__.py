@@ -1,31 +1,46 @@
 """Attention, the part this project is about. Read it in this order:
 
-ladder.py      from averaging the past to stacked heads, one step at a time
-functions.py   scaled dot-product attention: `matmul`, explained line by line, its equals, and other weights
-fused.py       the same by torch's kernels, on a GPU with biases, sinks, windows and documents
-chunked.py     the same in long texts on a CPU, by chunks of queries
-contract.py    their common contract: shapes, masks, empty rows
+layer.py       the layer: project, mix, rotate, cache, call, attend, finish, merge
+functions.py   softmax(q kᵀ / √D) v: `matmul`, explained line by line, and its equals
+weighting.py   other weights of the same scores
+call.py        the call: all that its result depends on
+executors.py   which code computes a call: what each declares, and the choice
+contract.py    the attention functions that people call and write; forms.py has ours
 masks.py       the keys that a query may see, and ALiBi's penalty
-layer.py       the layer: project, mix, rotate, remember, see, attend, finish, merge
-context.py     the state that layers share, and the arguments of an attention function
 modifiers.py   small changes to a layer: gates, sinks, biases, other keys and values
-mixing.py      more of them: norms and convolutions of queries, keys and values
-latent.py      keys and values remembered as one small vector
+
+Other layers:
+
+ladder.py      from averaging the past to stacked heads, one step at a time
+latent.py      keys and values cached as one small vector
 recurrent.py   a state in place of the cache
-sparse.py      a few chosen keys
+sparse.py      a few chosen keys; choice.py says which
+
+Executors, and how they keep the scores exact:
+
+fused.py       torch's kernels, on a GPU with biases, sinks, windows and documents
+chunked.py     long texts on a CPU, by chunks of queries
+half.py        short texts in half precision on a CPU
+
+Around them:
+
+context.py     the state of a forward pass, which layers share
 registry.py    the decorators that give a form or a modifier its name, yours too
 code.py        a file of your own, run by code=FILE
 check.py       python -m model.attention.check: does all of it work on your machine?
+choose.py      python -m model.attention.choose NAME: which code computes it?
 
 Next door: model/rope.py, model/cache.py.
 """
 
+from inspect import signature
+
 from common.errors import SettingsError
 
 # Importing these registers their forms and modifiers, in this order.
-from model.attention import functions, ladder, latent, layer, mixing, modifiers, recurrent, sparse  # noqa: F401
+from model.attention import forms, ladder, latent, layer, modifiers, recurrent, sparse  # noqa: F401
 from model.attention.context import AttentionContext
-from model.attention.functions import SOFTMAX
+from model.attention.forms import SOFTMAX
 from model.attention.layer import MultiHeadAttention
 from model.attention.registry import FORMS, MODIFIERS, SETTINGS, check_names
 from model.config import AttentionConfig
@@ -53,6 +68,9 @@ def make_attention(config: AttentionConfig, layer_idx: int = 0) -> MultiHeadAtte
         if changes not in cls.modifiable:
             problem = f"attention={config.attention}: {config.form} has no {changes} for {name} to change"
             raise SettingsError(problem, f"leave out {name}, or choose another form")
+    if "layer_idx" in signature(cls).parameters:
+        return cls(config, layer_idx=layer_idx)
+    # The __init__ of a class of one's own may take the settings alone.
     attention = cls(config)
     for module in (attention, *attention.modifiers.values()):
         module.layer_idx = layer_idx

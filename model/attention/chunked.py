@@ -1,36 +1,36 @@
 """Attention by chunks of queries, at about the price of torch's fused kernel.
 
-It is exact, and needs no (T, S) matrix. functions.py defines each form; this computes the same for long texts. A chunk
-of queries meets the keys in its reach, and the results of all chunks side by side are the whole. One skeleton,
-`forward_pass` and `backward_pass`, serves all forms. A weighting adds three things to it: weights from scores, a
-statistic of each row, and the gradient of scores from the gradient of weights. The second pass computes the scores
-again instead of remembering them.
+It is exact, and needs no (T, S) matrix. weighting.py defines the weights; this computes the same for long texts. A
+chunk of queries meets the span of keys that any of them sees, and the results of all chunks side by side are the whole.
+One skeleton, `forward_pass` and `backward_pass`, serves all weightings. The passes of a weighting add three things to
+it: weights from scores, a statistic of each row, and the gradient of scores from the gradient of weights. The second
+pass recomputes the scores instead of remembering them.
 
 On a CPU a product of 64 channels costs 1.6 ns for a pair of tokens, so every other step counts. These make it cheap:
 
-workspaces  scores and their gradients lie in buffers that every chunk overwrites: a step in place costs 0.1 ns.
+scratch     scores and their gradients lie in buffers that every chunk overwrites: a step in place costs 0.1 ns.
 statistics  the first pass keeps a number for each row, such as minus its logsumexp. The second pass adds it to the
             scores, and has the weights without a maximum and a sum.
-reach       keys after the chunk, before its window or before its documents are not touched.
+span        keys after the chunk, before its window or before its documents are not touched.
 base 2      exp2 takes half the time of exp, so softmax gets its scores times log2(e).
 transposes  gradients of keys and values add up as (D, S): products of row-major matrices are faster by a quarter.
 
-In half precision the products are in the type that the processor multiplies fastest and all else in float32. The passes
-are custom operators, opaque to torch.compile, because stick and sparsemax look at numbers to know when to stop. Second
-derivatives are refused.
+In half precision the scores are products in float32. The other products are in the type that the processor multiplies
+fastest, and all else in float32. The passes are custom operators, opaque to torch.compile, because stick and sparsemax
+look at numbers to know when to stop. Second derivatives are refused.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.context import Call, sink_of
-from model.attention.masks import best_blocks, block_mask, choose_blocks
+from model.attention.call import Call, Output, scale_of
+from model.attention.choice import best_blocks, best_of, block_mask, choose_blocks, tie_gap
+from model.attention.weighting import Blockwise, from_key, where_positive
 from model.cpu import product_dtype
 
 ROWS_ON_CPU = 128
@@ -44,12 +44,8 @@ ROWS_OF_SHORT_TEXTS = 64
 Fewer pairs of a query and a later key are then computed for nothing.
 """
 ROWS_ELSEWHERE = 512
-LOG2E = math.log2(math.e)
 NEVER = -(2.0**14)
 """A score that gets no weight, and that is finite."""
-# Steps of torch's own backward passes, in the variant that writes into a given tensor.
-sigmoid_gradient = torch.ops.aten.sigmoid_backward.grad_input
-where_positive = torch.ops.aten.threshold_backward.grad_input
 
 
 class Inputs(NamedTuple):
@@ -74,283 +70,12 @@ class Inputs(NamedTuple):
 class Settings(NamedTuple):
     """The arguments of the operators that are no tensors."""
 
-    form: str
-    cap: float
+    weighting: str  # its key
     window: int | None
     dropout_p: float
     scale: float
-    block: int
-    best: int
-    learns: bool
-
-
-Weighed = tuple[Tensor, Tensor | None, Tensor | None]
-"""Weights, a factor of each row's result, and the statistic of each row."""
-
-
-class Softmax:
-    """exp(score) / Σ exp(score), whose gradient is w (d - Σ w d), d the gradient of the weights."""
-
-    factor = LOG2E
-    """The factor by which the products arrive multiplied."""
-    bias_factor = LOG2E
-    """The factor of bias and sink."""
-    hidden = -torch.inf
-    """The score of a key that a query does not see."""
-    reverse = False
-    """Whether keys come from the latest to the first."""
-    strict = False
-    """Whether a query does not see its own key."""
-    biased = True
-    """Whether scores arrive with their bias, and in the second pass with their row's statistic.
-
-    Else the form adds them.
-    """
-    centred = True
-    """Whether gradient() gets d - Σ w d in place of d."""
-    slope = 1.0
-    """The result of inner_gradient() as a multiple of the gradient of natural scores."""
-
-    def shift(self, chunk: "Chunk") -> Tensor:
-        """Return a number of each row (N, G · n, 1), or one of all, that is added to their scores."""
-        return chunk.operands.zero
-
-    def weigh(
-        self,
-        scores: Tensor,
-        chunk: "Chunk",
-    ) -> Weighed:
-        """Return the weights of scores, with their factor and statistic; may overwrite the scores."""
-        # Less the largest score, so that no exponential overflows.
-        top = scores.amax(-1, keepdim=True)
-        top = torch.maximum(top, chunk.sink)
-        scores.sub_(top).exp2_()
-
-        # The results are divided by the sum, not the weights.
-        total = scores.sum(-1, keepdim=True)
-        total += torch.exp2(chunk.sink - top)
-        minus_logsumexp = -(top + total.log2())
-        return scores, total.reciprocal(), minus_logsumexp
-
-    def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
-        """Return the weights in the second pass."""
-        return scores.exp2_()
-
-    def gradient(
-        self,
-        d: Tensor,
-        weights: Tensor,
-        scores: Tensor,
-        chunk: "Chunk",
-    ) -> Tensor:
-        """Overwrite d, the gradient of the weights, by that of the biased scores; return it."""
-        return d.mul_(weights)
-
-    def inner_gradient(self, d: Tensor, scores: Tensor) -> Tensor:
-        """Overwrite d, the gradient of the biased scores, by that of the products; return it."""
-        return d
-
-
-class Softcap(Softmax):
-    """Softmax of cap tanh(s / cap) + bias.
-
-    With r = 1 / (1 + exp(2 s / cap)) the capped score is cap - 2 cap r, and its slope 4 r (1 - r).
-    """
-
-    slope = 4.0
-    biased = False
-    hidden = 0.0  # the capped scores are hidden, not the products
-
-    def __init__(self, cap: float) -> None:
-        self.cap = cap * LOG2E
-        self.factor = 2 * LOG2E / cap
-
-    def capped(self, scores: Tensor, chunk: "Chunk") -> Tensor:
-        """Turn the scores into r, and return cap - 2 cap r + bias + statistic."""
-        scores.exp2_().add_(1).reciprocal_()
-        rows = chunk.statistic + self.cap + chunk.row
-        capped = chunk.space(1)
-        torch.add(rows, scores, alpha=-2 * self.cap, out=capped)
-        # The columns come last: beside the cap they would lose digits.
-        if chunk.column is not None:
-            chunk.by_group(capped).add_(chunk.column)
-        chunk.hide(capped, -torch.inf)
-        return capped
-
-    def weigh(
-        self,
-        scores: Tensor,
-        chunk: "Chunk",
-    ) -> Weighed:
-        return super().weigh(self.capped(scores, chunk), chunk)
-
-    def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
-        return self.capped(scores, chunk).exp2_()
-
-    def inner_gradient(self, d: Tensor, scores: Tensor) -> Tensor:
-        return sigmoid_gradient(d, scores, grad_input=d)
-
-
-class Sigmoid(Softmax):
-    """σ(s - ln n), n the keys that the query sees."""
-
-    factor = bias_factor = 1.0
-    centred = False
-
-    def shift(self, chunk: "Chunk") -> Tensor:
-        return -chunk.seen().log()
-
-    def weigh(
-        self,
-        scores: Tensor,
-        chunk: "Chunk",
-    ) -> Weighed:
-        return scores.sigmoid_(), None, None
-
-    def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
-        return scores.sigmoid_()
-
-    def gradient(
-        self,
-        d: Tensor,
-        weights: Tensor,
-        scores: Tensor,
-        chunk: "Chunk",
-    ) -> Tensor:
-        return sigmoid_gradient(d, weights, grad_input=d)
-
-
-class Sparsemax(Softmax):
-    """max(0, s - τ), where τ makes the weights sum to 1.
-
-    The sum falls with τ and is convex, so Newton's steps from a τ that is too low never pass it, and no sort is needed.
-    The largest score less 1 is such a τ, and so is the τ of a subset of the keys. The first steps look at the largest
-    of every 64th key alone: these are nearly all that matter.
-    """
-
-    factor = bias_factor = 1.0
-    centred = False
-
-    def weigh(
-        self,
-        scores: Tensor,
-        chunk: "Chunk",
-    ) -> Weighed:
-        largest = scores.amax(-1, keepdim=True)
-        tau = torch.maximum(largest, chunk.sink) - 1
-
-        # A few steps on the largest of every 64th key.
-        width = scores.shape[-1] // 64 * 64
-        if width > 128:
-            every = scores[..., :width].unflatten(-1, (-1, 64))  # (N, G · n, keys / 64, 64)
-            tau, _ = self.newton(every.amax(-2), tau, 4, chunk)
-
-        # The rest on all keys.
-        spaces = chunk.space(1), chunk.space(2)
-        tau, weights = self.newton(scores, tau, 50, chunk, *spaces)
-        return weights, None, -tau
-
-    def newton(
-        self,
-        scores: Tensor,
-        tau: Tensor,
-        steps: int,
-        chunk: "Chunk",
-        out: Tensor | None = None,
-        signs: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return τ after so many steps or when it stays, and the weights, in `out` if it is given."""
-        near = 4 * torch.finfo(scores.dtype).eps
-        for _ in range(steps):
-            # By how much the weights pass 1, the sink's among them.
-            weights = torch.sub(scores, tau, out=out).relu_()
-            excess = weights.sum(-1, keepdim=True) - 1
-            excess += (chunk.sink - tau).relu()
-            if excess.max() <= near:
-                break
-
-            # The step: the excess over the number of weights. To add signs is faster than to count bools.
-            number = torch.sign(weights, out=signs).sum(-1, keepdim=True)
-            number += chunk.sink > tau
-            # Of some of the keys the sum may be too small already: then τ stays.
-            excess.clamp_(min=0)
-            step = excess / number.clamp_(min=1)
-            tau = tau + step
-            if (step <= near * tau.abs()).all():
-                break
-        return tau, weights
-
-    def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
-        return scores.relu_()
-
-    def gradient(
-        self,
-        d: Tensor,
-        weights: Tensor,
-        scores: Tensor,
-        chunk: "Chunk",
-    ) -> Tensor:
-        signs = torch.sign(weights, out=chunk.space(1))
-        number = signs.sum(-1, keepdim=True)
-        number += chunk.sink > -chunk.statistic
-        where_positive(d, weights, 0, grad_input=d)
-        # A move of τ takes from all that have weight alike.
-        mean = d.sum(-1, keepdim=True).div_(number)
-        d.sub_(mean)
-        return where_positive(d, weights, 0, grad_input=d)
-
-
-class Stick(Softmax):
-    """Stick-breaking: each key, from the nearest on, takes a share of the rest.
-
-    After a key the product of 1 - σ(s) is left, and the key's weight is the difference that it makes. Let u be
-    1 - σ(s), and C_j the sum of d w up to key j, less the sum over all. The gradient of s_j is C_j - u_j C_{j-1}.
-    """
-
-    factor = bias_factor = -1.0  # so that a sigmoid gives u
-    hidden = torch.inf
-    reverse = True
-    strict = True
-    centred = False
-
-    def weigh(
-        self,
-        scores: Tensor,
-        chunk: "Chunk",
-    ) -> Weighed:
-        weights = self.again(scores, chunk)
-        # Where no query of the chunk has anything left, no key farther away needs a look.
-        left = chunk.space(1, 1)
-        lasts = left.amax((0, 1)) >= torch.finfo(scores.dtype).tiny
-        chunk.used = int(lasts.sum())
-        return weights, None, None
-
-    def again(self, scores: Tensor, chunk: "Chunk") -> Tensor:
-        left = chunk.space(1, 1)
-        before = left[..., :-1]
-        after = left[..., 1:]
-        left[..., 0] = 1
-        torch.cumprod(scores.sigmoid_(), -1, out=after)
-        return torch.sub(before, after, out=chunk.space(2))
-
-    def gradient(
-        self,
-        d: Tensor,
-        weights: Tensor,
-        scores: Tensor,
-        chunk: "Chunk",
-    ) -> Tensor:
-        sums = chunk.space(1, 1)
-        before = sums[..., :-1]
-        after = sums[..., 1:]
-        sums[..., 0] = 0
-        torch.mul(d, weights, out=after)
-        sums.cumsum_(-1)
-        sums.sub_(sums[..., -1:].clone())  # of all exactly, or far keys would feel its rounding
-        return torch.addcmul(after, scores, before, value=-1, out=d)
-
-
-WEIGHTINGS = {"softmax": Softmax, "sigmoid": Sigmoid, "sparsemax": Sparsemax, "stick": Stick}
+    best: int  # how many keys an index chooses
+    learns: bool  # whether it learns
 
 
 class Operands:
@@ -364,8 +89,10 @@ class Operands:
         self.inputs = inputs
         self.settings = settings
 
-        # The weighting, types and workspaces.
-        self.form = Softcap(settings.cap) if settings.form == "softcap" else WEIGHTINGS[settings.form]()
+        # The weighting, types and buffers.
+        self.weighting = from_key(settings.weighting)
+        assert self.weighting.passes is not None
+        self.passes = self.weighting.passes(self.weighting)
         self.dtype = wide_dtype(q)
         self.narrow = product_dtype(q)
         self.device = q.device
@@ -377,19 +104,22 @@ class Operands:
         if inputs.seed is not None:
             self.generator.manual_seed(int(inputs.seed))
 
-        # Queries (N, G, T, D), keys (N, S, D) and values (N, S, Dv).
+        # Queries (N, G, T, D), keys (N, S, D) and values (N, S, Dv). Scores are exact: their products are in float32.
+        # All other products are narrow.
         self.B, self.H, self.T, _ = q.shape
         Hkv, self.S = k.shape[1:3]
         self.N = self.B * Hkv
         self.G = self.H // Hkv
-        scaled = q * (self.form.factor * settings.scale)
-        self.queries = self.by_group(scaled.to(self.narrow))
-        self.keys, self.values = (self.ordered(x.to(self.narrow).flatten(0, 1), 1) for x in (k, v))
+        self.queries = self.by_group(q.to(self.dtype) * (self.passes.factor * settings.scale))
+        self.keys = self.ordered(k.to(self.dtype).flatten(0, 1), 1)
+        self.narrow_queries = self.queries.to(self.narrow)
+        self.narrow_keys = self.keys.to(self.narrow)
+        self.values = self.ordered(v.to(self.narrow).flatten(0, 1), 1)
 
         # Bias and sink: (N, G, T), (N, G, S) and (N, G, 1).
         self.bias = [x.to(self.dtype).reshape(self.N, self.G, -1) for x in inputs[3:5] if x is not None]
         sink = q.new_full((self.H,), -torch.inf) if inputs.sink is None else inputs.sink
-        sink = sink.to(self.dtype) * self.form.bias_factor
+        sink = sink.to(self.dtype) * self.passes.bias_factor
         self.sink = sink.repeat(self.B).view(self.N, self.G, 1)
 
         # The first key that each query sees, (B or 1, 1, T, 1), and its bounds in the batch: read once for all chunks.
@@ -409,8 +139,8 @@ class Operands:
         return x.reshape(self.N, self.G, *x.shape[2:])
 
     def ordered(self, x: Tensor, axis: int) -> Tensor:
-        """Turn an axis of keys to the form's order, or back to that of the text."""
-        return x.flip(axis) if self.form.reverse else x
+        """Turn an axis of keys to the order of the passes, or back to that of the text."""
+        return x.flip(axis) if self.passes.reverse else x
 
     def multiply(
         self,
@@ -438,8 +168,8 @@ def wide_dtype(q: Tensor) -> torch.dtype:
     return torch.promote_types(q.dtype, torch.float32)
 
 
-class Chunk:
-    """A chunk of queries, the keys in its reach, and workspaces for the scores (N, G · n, keys)."""
+class QueryChunk:
+    """A chunk of queries, the span of keys that any of them sees, and buffers for scores."""
 
     def __init__(
         self,
@@ -447,28 +177,29 @@ class Chunk:
         start: int,
         most: int,
     ) -> None:
-        """most: the number of keys to look at, from the latest back; `whole` says if that is all."""
+        """most: the number of keys to look at, the latest; `whole` says if that is the span."""
         self.operands = operands
+        self.zero = operands.zero
         N, G, S = operands.N, operands.G, operands.S
         self.now = slice(start, min(start + operands.rows, operands.T))
         self.n = self.now.stop - start
         own = S - operands.T + start  # the position of the first query
         last = own + self.n
 
-        # The keys in reach.
+        # The span of keys.
         first = min(operands.earliest[self.now])
         self.whole = last - first <= most
         self.first = max(first, last - most)
         self.length = self.used = last - self.first
-        self.places = slice(self.first, last)
-        self.reach = slice(S - last, S - self.first) if operands.form.reverse else self.places
+        self.positions = slice(self.first, last)
+        self.span = slice(S - last, S - self.first) if operands.passes.reverse else self.positions
 
-        # The keys that queries do not see, by the place in the reach where they begin: those after their own, and those
+        # The keys that queries do not see, by the place in the span where they begin: those after their own, and those
         # before the first that all see.
         self.query = torch.arange(own, last, device=operands.device)[:, None]
         self.first_seen = operands.first_seen[:, :, self.now]
         later = torch.ones(self.n, self.n, dtype=torch.bool, device=operands.device)
-        later = later.triu(0 if operands.form.strict else 1)
+        later = later.triu(0 if operands.passes.strict else 1)
         self.unseen = [(self.length - self.n, later)]
         far = max(operands.latest[self.now])
         if far > self.first:
@@ -476,9 +207,9 @@ class Chunk:
             self.unseen.append((0, key < self.first_seen))
 
         # The statistic of each row, sink and bias: rows (N, G · n, 1), columns (N, G, 1, keys).
-        self.statistic = operands.zero
+        self.statistic = self.zero
         self.sink = operands.sink.expand(N, G, self.n).reshape(N, -1, 1)
-        self.row = operands.zero
+        self.row = self.zero
         self.column: Tensor | None = None
         if operands.bias:
             # Sums of gates run to thousands in a long text, where float32 is coarse: less the chunk's own level, near
@@ -486,25 +217,25 @@ class Chunk:
             row, column = operands.bias
             middle = own + self.n // 2
             level = column[..., middle : middle + 1]
-            factor = operands.form.bias_factor
+            factor = operands.passes.bias_factor
             row = (row[..., self.now] + level).mul_(factor)
-            column = (column[..., self.places] - level).mul_(factor)
+            column = (column[..., self.positions] - level).mul_(factor)
             self.row = row.view(N, -1, 1)
             self.column = operands.ordered(column, -1)[:, :, None]
 
-    def seen(self) -> Tensor:
+    def number_seen(self) -> Tensor:
         """Return how many keys each query sees, (N, G · n, 1)."""
         operands = self.operands
         number = self.query + 1 - self.first_seen  # (B or 1, 1, n, 1)
         number = number.expand(operands.B, operands.H, -1, -1).to(operands.dtype)
         return number.reshape(operands.N, -1, 1)
 
-    def space(
+    def scratch(
         self,
         number: int,
         more: int = 0,
     ) -> Tensor:
-        """Return a workspace for the scores, with `more` keys."""
+        """Return a scratch buffer for the scores, with `more` keys."""
         operands = self.operands
         if number not in operands.buffers:
             largest = operands.B * operands.H * operands.rows * (operands.S + 1)
@@ -536,34 +267,34 @@ class Chunk:
         """Add `hidden`, an infinity, where a query does not see a key."""
         for begin, unseen in self.unseen:
             end = begin + unseen.shape[-1]
-            if self.operands.form.reverse:
+            if self.operands.passes.reverse:
                 unseen = unseen.flip(-1)
                 begin, end = self.length - end, self.length - begin
             pairs = self.by_head(scores)[..., begin:end]
             pairs.add_(overlay(unseen, hidden, scores))
 
     def scores(self) -> Tensor:
-        """Return the scores in a workspace."""
+        """Return the scores in a scratch buffer."""
         operands = self.operands
-        form = operands.form
+        passes = operands.passes
         # Write statistics and bias first: the product then adds itself to them in one pass.
-        space = self.space(0)
-        added = form.shift(self)
-        if form.biased:
+        scores = self.scratch(0)
+        added = passes.shift(self)
+        if passes.biased:
             added = added + self.statistic
             if self.column is not None:
                 rows = self.by_group(added + self.row)
-                torch.add(rows, self.column, out=self.by_group(space))
-                added = space
-        keys = operands.keys[:, self.reach]
-        scores = operands.multiply(added, self.read(operands.queries), keys.mT, space)
-        if form.hidden:
-            self.hide(scores, form.hidden)
+                torch.add(rows, self.column, out=self.by_group(scores))
+                added = scores
+        keys = operands.keys[:, self.span]
+        torch.baddbmm(added, self.read(operands.queries), keys.mT, out=scores)
+        if passes.hidden:
+            self.hide(scores, passes.hidden)
         return scores
 
     def dropout(self) -> Tensor:
         """Return 0 for weights that are dropped and 1 / (1 - p) for others: 16 random bits for each."""
-        shape = self.space(0).shape
+        shape = self.scratch(0).shape
         count = math.prod(shape)
         # Four numbers in a word of 64 bits: to draw them takes most of the time.
         words = torch.empty(-(-count // 4), dtype=torch.int64, device=self.query.device)
@@ -589,22 +320,22 @@ def overlay(
 
 
 class BlockChoice:
-    """Hides the keys of blocks that a query has not chosen: see `best_blocks` in masks.py."""
+    """Hides the keys of blocks that a query has not chosen: see `best_blocks` in choice.py."""
 
-    def __init__(self, operands: Operands, chosen: Tensor) -> None:
+    def __init__(self, weighting: Blockwise, chosen: Tensor) -> None:
         """chosen: bool (B, H, T, blocks), which the first pass writes."""
         self.chosen = chosen
-        self.block = operands.settings.block
-        self.best = operands.settings.best
+        self.block = weighting.block
+        self.best = weighting.best
 
     def by_block(
         self,
         scores: Tensor,
-        chunk: Chunk,
+        chunk: QueryChunk,
     ) -> Tensor | None:
         """Return a view (B, H, n, blocks, block) of the scores.
 
-        It is None unless all blocks are counted from the first key in reach.
+        It is None unless all blocks are counted from the first key of the span.
         """
         if len(chunk.unseen) > 1:
             return None
@@ -612,7 +343,7 @@ class BlockChoice:
         whole = chunk.by_head(scores)[..., : count * self.block]
         return whole.unflatten(-1, (count, self.block))
 
-    def choose(self, scores: Tensor, chunk: Chunk) -> None:
+    def choose(self, scores: Tensor, chunk: QueryChunk) -> None:
         by_block = self.by_block(scores, chunk)
         # A sum is as good as a mean, for blocks of one size.
         if by_block is None:
@@ -622,7 +353,7 @@ class BlockChoice:
             chosen = choose_blocks(by_block.sum(-1), own, self.best)
         self.chosen[:, :, chunk.now, : chosen.shape[-1]] = chosen
 
-    def hide(self, scores: Tensor, chunk: Chunk) -> None:
+    def hide(self, scores: Tensor, chunk: QueryChunk) -> None:
         """Add -∞ where a key is in no chosen block."""
         chosen = self.chosen[:, :, chunk.now]
         by_block = self.by_block(scores, chunk)
@@ -644,17 +375,17 @@ class IndexChoice:
     """
 
     def __init__(self, operands: Operands, outputs: "Outputs") -> None:
-        self.bits = outputs.chosen  # (B, T, bytes): of the keys in a chunk's reach from the first on
+        self.bits = outputs.chosen  # (B, T, bytes): of the keys in a chunk's span
         self.best = operands.settings.best
         self.q, self.k, w = (x.to(operands.dtype) for x in operands.inputs[6:9] if x is not None)
         self.heads, _, D = self.q.shape[1:]
         self.scale = (self.heads * D) ** -0.5  # of the products and of the sum
         self.w = (w * self.scale).mT[..., None]  # (B, J, T, 1)
 
-    def choose(self, scores: Tensor, chunk: Chunk) -> None:
+    def choose(self, scores: Tensor, chunk: QueryChunk) -> None:
         """Choose each query's keys, its own among them."""
         # The index of each key.
-        keys = self.k[:, chunk.places]
+        keys = self.k[:, chunk.positions]
         products = torch.bmm(chunk.read(self.q), keys.mT).relu_()  # (B, J · n, Di) @ (B, Di, keys)
         self.products = products.unflatten(1, (self.heads, -1))  # (B, J, n, keys)
         self.index = (self.products * self.w[:, :, chunk.now]).sum(1)  # (B, n, keys)
@@ -673,7 +404,7 @@ class IndexChoice:
         powers = 2.0 ** torch.arange(8, device=index.device, dtype=index.dtype)
         self.bits[:, chunk.now, : eights.shape[2]] = (eights @ powers).to(torch.uint8)
 
-    def hide(self, scores: Tensor, chunk: Chunk) -> None:
+    def hide(self, scores: Tensor, chunk: QueryChunk) -> None:
         """Add NEVER to the scores of other keys."""
         # Make a table: the numbers to add for the eight keys of each of 256 bytes.
         byte = torch.arange(256, device=scores.device)
@@ -681,7 +412,7 @@ class IndexChoice:
         chosen = byte[:, None] >> place & 1  # (256, 8)
         hidden = (1 - chosen).to(scores.dtype) * NEVER
 
-        # Look up the numbers for the keys in reach.
+        # Look up the numbers for the keys of the span.
         bits = self.bits[:, chunk.now, : -(-chunk.length // 8)]
         by_byte = F.embedding(bits.int(), hidden)  # (B, n, bytes, 8)
         self.hidden = by_byte.flatten(2)[..., : chunk.length]  # (B, n, keys)
@@ -691,7 +422,7 @@ class IndexChoice:
         self,
         weights: Tensor,
         factor: Tensor,
-        chunk: Chunk,
+        chunk: QueryChunk,
         outputs: "Outputs",
     ) -> None:
         """Add to the loss and to its gradients.
@@ -717,62 +448,8 @@ class IndexChoice:
         outputs.d_index_w[:, chunk.now] = d_w.mT
         d = d * self.w[:, :, chunk.now]  # (B, J, n, keys)
         d = where_positive(d, self.products, 0, grad_input=d).flatten(1, 2)
-        chunk.write(d @ self.k[:, chunk.places], outputs.d_index_q)
-        outputs.d_index_k[:, chunk.places].baddbmm_(d.mT, chunk.read(self.q))
-
-
-def tie_gap(index: Tensor) -> Tensor:
-    """Return the gap (…, 1) up to which scores of a row (…, keys) count as equal.
-
-    It is 32 roundings of the row's largest score. In float32 the scores of one token, its key from a full pass or from
-    decoding, differ by up to 11 roundings.
-    """
-    return 32 * torch.finfo(index.dtype).eps * index.abs().amax(-1, keepdim=True)
-
-
-def best_of(
-    index: Tensor,
-    best: int,
-    gap: Tensor,
-) -> Tensor:
-    """Return the `best` keys of each row (…, keys), of equals the nearer; none at -∞.
-
-    Scores are equal if no gap in their order is wider than `gap`.
-    """
-    # With fewer keys than that there is no choice.
-    finite = index > -torch.inf
-    if index.shape[-1] <= best:
-        return finite
-
-    # The least of the best and the next: a full sort would take longer.
-    top = index.topk(best + 1, sorted=False).values
-    next_one, least = top.topk(2, largest=False).values.split(1, -1)
-    chosen = index >= least
-
-    # Where these are equal the nearer keys are the best.
-    tied = (least - next_one <= gap).squeeze(-1)
-    if tied.any():
-        chosen[tied] = nearest_of_equals(index[tied], best, gap[tied])
-    return chosen & finite
-
-
-def nearest_of_equals(
-    index: Tensor,
-    best: int,
-    gap: Tensor,
-) -> Tensor:
-    """Return best_of() by a sort, with keys at -∞."""
-    ordered, keys = index.sort(-1, descending=True)
-
-    # The place of each key in the order, the same for equals.
-    is_next = ordered[..., :-1] - ordered[..., 1:] > gap
-    place = F.pad(is_next.cumsum(-1), (1, 0))
-    place = torch.empty_like(place).scatter(-1, keys, place)
-
-    # From the last key on, a stable sort puts the nearer of equals first.
-    from_last = place.flip(-1).sort(dim=-1, stable=True).indices
-    best_keys = index.shape[-1] - 1 - from_last[..., :best]
-    return torch.zeros_like(index, dtype=torch.bool).scatter(-1, best_keys, True)
+        chunk.write(d @ self.k[:, chunk.positions], outputs.d_index_q)
+        outputs.d_index_k[:, chunk.positions].baddbmm_(d.mT, chunk.read(self.q))
 
 
 class Outputs(NamedTuple):
@@ -796,8 +473,9 @@ def make_outputs(inputs: Inputs, settings: Settings) -> Outputs:
 
     # A block of keys takes a byte, a key of an index a bit.
     chosen = wide.to(torch.uint8)
-    if settings.block:
-        chosen = chosen.new_zeros(B, H, T, -(-S // settings.block), dtype=torch.bool)
+    weighting = from_key(settings.weighting)
+    if isinstance(weighting, Blockwise):
+        chosen = chosen.new_zeros(B, H, T, -(-S // weighting.block), dtype=torch.bool)
     if inputs.index_q is not None:
         chosen = chosen.new_zeros(B, T, -(-S // 8))
 
@@ -819,14 +497,14 @@ def make_choice(
     outputs: Outputs,
 ) -> BlockChoice | IndexChoice | None:
     """Return the choice that hides other keys from each query; None if queries attend to all."""
-    if operands.settings.block:
-        return BlockChoice(operands, outputs.chosen)
+    if isinstance(operands.weighting, Blockwise):
+        return BlockChoice(operands.weighting, outputs.chosen)
     return None if operands.inputs.index_q is None else IndexChoice(operands, outputs)
 
 
 def forward_pass(operands: Operands, outputs: Outputs) -> None:
     """Compute results, statistics of rows, each chunk's number of keys, and an index's loss."""
-    form = operands.form
+    passes = operands.passes
     p = operands.settings.dropout_p
     choice = make_choice(operands, outputs)
     y = operands.by_group(outputs.y)
@@ -834,12 +512,12 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
     for number, start in enumerate(range(0, operands.T, operands.rows)):
         # A stick may be spent before the last key: try a few keys more than the last chunk looked at, then all.
         for most in (likely, operands.S):
-            chunk = Chunk(operands, start, most)
+            chunk = QueryChunk(operands, start, most)
             scores = chunk.scores()
             if choice is not None:
                 choice.choose(scores, chunk)
                 choice.hide(scores, chunk)
-            weights, factor, statistic = form.weigh(scores, chunk)
+            weights, factor, statistic = passes.first_pass(scores, chunk)
             if chunk.whole or chunk.used < chunk.length:
                 break
         outputs.lengths[number] = chunk.length if p else min(chunk.used, chunk.length)
@@ -850,7 +528,7 @@ def forward_pass(operands: Operands, outputs: Outputs) -> None:
         # The results: weights times values, after dropout.
         if p:
             weights.mul_(chunk.dropout())
-        values = operands.values[:, chunk.reach]
+        values = operands.values[:, chunk.span]
         part = torch.bmm(weights.to(operands.narrow), values)  # (N, G · n, keys) @ (N, keys, Dv)
         if factor is not None:
             part = part * factor
@@ -888,7 +566,7 @@ def backward_pass(
     dy: Tensor,
 ) -> Gradients:
     """Return the gradients, of dy (B, H, T, Dv)."""
-    form = operands.form
+    passes = operands.passes
     N, G = operands.N, operands.G
     p = operands.settings.dropout_p
     bias_learns = operands.bias or operands.inputs.sink is not None
@@ -902,41 +580,41 @@ def backward_pass(
     d_row, d_column = (x.view(N, G, -1) for x in gradients[3:])
     for number, start in enumerate(range(0, operands.T, operands.rows)):
         # The weights, once more.
-        chunk = Chunk(operands, start, int(outputs.lengths[number]))
-        reach = chunk.reach
+        chunk = QueryChunk(operands, start, int(outputs.lengths[number]))
+        span = chunk.span
         chunk.statistic = chunk.read(outputs.statistic)
         scores = chunk.scores()
         if choice is not None:
             choice.hide(scores, chunk)
-        weights = form.again(scores, chunk)
+        weights = passes.second_pass(scores, chunk)
 
         # The gradient of the weights, less Σ d w; that of a dropped one is 0.
         arrived = chunk.read(dy).to(operands.narrow)  # (N, G · n, Dv)
-        values = operands.values[:, reach]
-        less = chunk.read(delta) if form.centred else operands.zero
-        d = operands.multiply(operands.zero if p else less, arrived, values.mT, chunk.space(3))
+        values = operands.values[:, span]
+        less = chunk.read(delta) if passes.centred else operands.zero
+        d = operands.multiply(operands.zero if p else less, arrived, values.mT, chunk.scratch(3))
         kept = weights
         if p:
             kept = chunk.dropout()
             d.mul_(kept).add_(less)
             kept.mul_(weights)
-        operands.multiply(dv[..., reach], arrived.mT, kept.to(operands.narrow), dv[..., reach])
+        operands.multiply(dv[..., span], arrived.mT, kept.to(operands.narrow), dv[..., span])
 
         # The gradient of the scores, and from it those of bias, queries and keys.
-        d = form.gradient(d, weights, scores, chunk)
+        d = passes.gradient(d, weights, scores, chunk)
         if bias_learns:
             d_row[..., chunk.now] = chunk.by_group(d).sum(-1)
-            d_column[..., reach] += chunk.by_group(d).sum(2)
-        d = form.inner_gradient(d, scores).to(operands.narrow)
-        chunk.write(torch.bmm(d, operands.keys[:, reach]), dq)  # (N, G · n, keys) @ (N, keys, D)
-        queries = chunk.read(operands.queries)
-        operands.multiply(dk[..., reach], queries.mT, d, dk[..., reach])
+            d_column[..., span] += chunk.by_group(d).sum(2)
+        d = passes.inner_gradient(d, scores).to(operands.narrow)
+        chunk.write(torch.bmm(d, operands.narrow_keys[:, span]), dq)  # (N, G · n, keys) @ (N, keys, D)
+        queries = chunk.read(operands.narrow_queries)
+        operands.multiply(dk[..., span], queries.mT, d, dk[..., span])
 
     # Back to the order of the keys, and the factors that all scores share.
     for x in (dk, dv, d_column):
         x.copy_(operands.ordered(x, -1))
-    dq.mul_(form.slope * operands.settings.scale)
-    dk.mul_(form.slope / form.factor)
+    dq.mul_(passes.slope * operands.settings.scale)
+    dk.mul_(passes.slope / passes.factor)
     return gradients
 
 
@@ -953,7 +631,7 @@ def unpack(
 
 # Operators, so that torch.compile takes them as they are. torch.library.custom_op would import the compiler at the
 # first call, in two seconds.
-SETTINGS = "str form, float cap, int? window, float dropout_p, float scale, int block, int best, bool learns"
+SETTINGS = "str weighting, int? window, float dropout_p, float scale, int best, bool learns"
 SCHEMA = f"(Tensor[] tensors, {SETTINGS}) -> Tensor[]"
 torch.library.define("tinygpt::chunked", SCHEMA)
 torch.library.define("tinygpt::chunked_backward", SCHEMA)
@@ -1011,10 +689,11 @@ def differentiate(
     ctx: Any,
     arrived: Sequence[Tensor],
 ) -> tuple[Any, ...]:
-    inputs, settings, outputs = unpack(ctx.saved_tensors, ctx.settings)
+    saved = ctx.saved_tensors  # once: a checkpointed block unpacks them a single time
+    inputs, settings, outputs = unpack(saved, ctx.settings)
     dy = arrived[0]
     d_loss = arrived[4]
-    gradients = Gradients(*torch.ops.tinygpt.chunked_backward.default([*ctx.saved_tensors, dy], *ctx.settings))
+    gradients = Gradients(*torch.ops.tinygpt.chunked_backward.default([*saved, dy], *ctx.settings))
 
     # If all scores of a row rise alike, nothing changes: the gradients of a row and its sink sum to 0.
     d_sink = -gradients.row.sum((0, 2))
@@ -1038,43 +717,10 @@ torch.library.register_autograd("tinygpt::chunked", differentiate, setup_context
 torch.library.register_autograd("tinygpt::chunked_backward", refuse)
 
 
-def by_chunks(
-    form: str,
-    **options: Any,
-) -> Callable[[Any], Any]:
-    """Mark an attention function that `chunked` computes too: see MultiHeadAttention.attend."""
-
-    def mark(function: Any) -> Any:
-        function.by_chunks = partial(chunked, form, **options)
-        return function
-
-    return mark
-
-
-def chunked(
-    form: str,
-    call: Call,
-    *,
-    dropout_p: float = 0.0,
-    cap: float = 0.0,
-    one_more: bool = False,
-    index: Sequence[Tensor] = (),
-    block: int = 0,
-    best: int = 0,
-    learns: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return causal attention (B, H, T, Dv), and the loss of an index, 0 without one.
-
-    call: without a mask.
-    form: softmax, softcap (with `cap`), sigmoid, sparsemax or stick, over the keys of the call. one_more adds a key
-        that scores 0 and has the value zero.
-    index: the queries (B, J, T, Di), keys (B, S, Di) and weights (B, T, J) of an index, which chooses `best` keys for
-        each query; learns: whether it learns to.
-    block: the length of the blocks of keys, of which a query chooses `best`: see sparse.py.
-    """
-    assert call.mask is None, "a call with a mask goes by a matrix of scores"
+def chunked(call: Call) -> tuple[Output, Tensor | None]:
+    """Return causal attention (B, H, T, Dv) by chunks, and the loss of an indexer that learns."""
     q = call.q
-    B, H, T, D = q.shape
+    B, H, T, _ = q.shape
     S = call.k.shape[2]
 
     # Give the bias all axes.
@@ -1091,25 +737,16 @@ def chunked(
         doc_starts = torch.minimum(doc_starts, position)
 
     # Call the operator, which takes no None in a list.
-    index_q, index_k, index_w = index or (None, None, None)
-    inputs = Inputs(
-        q,
-        call.k,
-        call.v,
-        row,
-        column,
-        sink_of(call, one_more),
-        index_q,
-        index_k,
-        index_w,
-        doc_starts,
-        torch.randint(2**62, ()) if dropout_p else None,
-    )
-    scale = D**-0.5 if call.scale is None else call.scale
-    settings = Settings(form, cap, call.window, dropout_p, scale, block, best, learns)
+    indexer = call.indexer
+    index_q, index_k, index_w = (None, None, None) if indexer is None else indexer[:3]
+    seed = torch.randint(2**62, ()) if call.dropout_p else None
+    inputs = Inputs(q, call.k, call.v, row, column, call.sink, index_q, index_k, index_w, doc_starts, seed)
     tensors = [q.new_empty(0) if x is None else x for x in inputs]
+    best = 0 if indexer is None else indexer.best
+    learns = indexer is not None and indexer.learns
+    settings = Settings(call.weighting.key, call.window, call.dropout_p, scale_of(call), best, learns)
     outputs = Outputs(*torch.ops.tinygpt.chunked.default(tensors, *settings))
     y = outputs.y
     if doc_starts is not None:
         y = y.masked_fill(sees_nothing, 0)
-    return y, outputs.loss
+    return y, outputs.loss if learns else None

@@ -1,4 +1,4 @@
-"""The contract of every attention function: its arguments, and their reduction.
+"""The contract of every attention function, which people call and write.
 
     attend(q, k, v, *, mask=None, bias=None, is_causal=False, dropout_p=0.0, scale=None)
 
@@ -12,42 +12,66 @@
     scale      factor on the products, 1/√D when None
     returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
 
-ValueError, naming the shapes, if the arguments do not fit together. Most functions of functions.py are only their
-mathematics, or only their weights: attention_function() and from_weights() do the rest.
+ValueError, naming the shapes, if the arguments do not fit together.
+
+FORMS["sdpa"] and others are such functions. Each makes a Call of its arguments, as a layer does, and executors.py
+computes it. One of a person's own is made by a decorator: from_weights of a function of scores, attention_function of a
+function of a call. A plain function with these arguments will do too.
 """
 
+import sys
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Shaped
-from torch import Tensor
+from common.errors import SettingsError
+from model.attention.call import (
+    Bias,
+    Call,
+    Key,
+    Mask,
+    Output,
+    Query,
+    Value,
+    add_sink,
+    check_broadcast,
+    with_matrices,
+)
+from model.attention.choice import Scores
+from model.attention.executors import (
+    MATRICES,
+    OF_WEIGHTING,
+    Executor,
+    Executors,
+    attend,
+    of_steps,
+)
+from model.attention.masks import as_bool
+from model.attention.registry import FORMS
+from model.attention.weighting import Own, Unknown, Weighting
 
-from model.attention.masks import as_bool, causal_mask
 
-AttentionFunction = Callable[..., Tensor]
-Query = Float[Tensor, "*lead H T D"]
-Key = Float[Tensor, "*lead Hkv S D"]
-Value = Float[Tensor, "*lead Hkv S Dv"]
-Output = Float[Tensor, "*lead H T Dv"]
-Scores = Float[Tensor, "*lead H T S"]
-# Broadcasts to (…, H, T, S): full rank, or fewer axes.
-Overlay = Shaped[Tensor, "*#lead #H #T #S"] | Shaped[Tensor, "#T #S"] | Shaped[Tensor, "#S"] | Shaped[Tensor, ""]
-Mask = Overlay | None
-Bias = Float[Overlay, ""] | None
-Allowed = Bool[Overlay, ""] | None
+class AttentionFunction:
+    """A weighting, and the executors that may compute it, the fastest first."""
 
+    def __init__(
+        self,
+        name: str,
+        words: str | None,
+        weighting: Weighting,
+        executors: Executors,
+        null_key: bool = False,
+    ) -> None:
+        """null_key: whether there is one more key, of score 0 and value zero."""
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = words
+        self.weighting = weighting
+        self.executors = executors
+        self.null_key = null_key
 
-def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
-    """Make an attention function of its mathematics.
-
-    compute(q, k, v, allowed, bias, scale, dropout_p) gets k and v with all H heads, and `scale` as a number. `allowed`
-    is None if every pair is allowed, else bool with at least one key for every query. Queries that may attend nowhere
-    get zeros afterwards.
-    """
-
-    def attend(
+    def __call__(
+        self,
         q: Query,
         k: Key,
         v: Value,
@@ -58,101 +82,92 @@ def attention_function(compute: Callable[..., Tensor]) -> AttentionFunction:
         dropout_p: float = 0.0,
         scale: float | None = None,
     ) -> Output:
-        # Refuse bad arguments; reduce mask and is_causal to one matrix, and give every query head its keys and values.
         check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
-        allowed, has_keys = allowed_keys(q, k, mask, is_causal)
-        H = q.shape[-3]
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
-        y = compute(q, repeat_heads(k, H), repeat_heads(v, H), allowed, bias, scale, dropout_p)
+        seen = None if mask is None else as_bool(mask)
+        sees_later = None if is_causal else True
+        call = self.call(q, k, v, mask=seen, sees_later=sees_later, matrix=bias, dropout_p=dropout_p, scale=scale)
+        return attend(call, self.executors)[0]
 
-        # A query without a key was shown all of them, or its softmax would be 0 / 0.
-        return y if has_keys is None else y.masked_fill(~has_keys, 0)
+    def call(self, q: Query, k: Key, v: Value, **fields: Any) -> Call:
+        """Return a call of this function with some fields."""
+        call = Call(q, k, v, self.weighting, **fields)
+        return add_sink(call, q.new_zeros(q.shape[-3])) if self.null_key else call
 
-    return _named_as(compute, attend)
+    def by(self, *executors: Executor) -> "AttentionFunction":
+        """Return the same function by other executors."""
+        return AttentionFunction(self.__name__, self.__doc__, self.weighting, executors, self.null_key)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A form is pickled by its name, as functions are; softcap(2.0), which has none, by its content.
+        if FORMS.get(self.__name__) is self:
+            return form_named, (self.__name__, self.__module__)
+        if getattr(sys.modules.get(self.__module__), self.__name__, None) is self:
+            return self.__name__
+        return super().__reduce_ex__(protocol)
 
 
-def from_weights(weights: Callable[[Scores], Scores], cap: float | None = None) -> AttentionFunction:
+def form_named(name: str, module: str) -> Any:
+    """Return a form that was pickled; import the module that registers it, if that is not done."""
+    if name not in FORMS:
+        try:
+            import_module(module)
+        except ImportError:
+            remedy = "run its file first, by code=FILE or run_code(FILE)"
+            raise SettingsError(f"attention={name} is no form in this process", remedy) from None
+    return FORMS[name]
+
+
+def from_weights(weights: Callable[[Scores], Scores]) -> AttentionFunction:
     """Make an attention function of its weights, weights(scores).
 
-    The scores are −∞ for keys that are not allowed. cap: squash the scaled products into ±cap before mask and bias.
+    The scores are float32 or wider, with the bias, and −∞ for keys that are not allowed.
     """
-
-    def compute(
-        q: Query,
-        k: Key,
-        v: Value,
-        allowed: Allowed,
-        bias: Bias,
-        scale: float,
-        dropout_p: float,
-    ) -> Output:
-        # Weights need float32: half precision would lose the small ones.
-        scores = upcast(q * scale @ k.mT)  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
-        if cap is not None:
-            scores = cap * torch.tanh(scores / cap)
-        scores = masked(scores, allowed, bias)
-        return F.dropout(weights(scores).to(v.dtype), dropout_p) @ v
-
-    return _named_as(weights, attention_function(compute))
+    return named_as(weights, Own(weights), OF_WEIGHTING)
 
 
-def masked(scores: Tensor, allowed: Allowed, bias: Bias = None) -> Tensor:
-    """Return scores plus bias, −∞ for a key that is not allowed, in float32 or wider."""
-    scores = upcast(scores) if bias is None else upcast(scores) + bias
-    return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
+def attention_function(compute: Callable[[Call], Output]) -> AttentionFunction:
+    """Make an attention function of its mathematics, compute(call): see functions.py."""
+    return of_person(compute, of_steps(compute))
 
 
-def _named_as(source: Callable, function: Any) -> Any:
-    # All but the signature, which stays the function's own.
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(function, name, getattr(source, name))
-    return function
+def as_attention_function(function: Callable[..., Output]) -> AttentionFunction:
+    """Return an attention function, of a plain function if need be."""
+    if isinstance(function, AttentionFunction):
+        return function
+    return of_person(function, Executor(function.__name__, partial(by_arguments, function), MATRICES - {"indexer"}))
 
 
-def allowed_keys(
-    q: Query,
-    k: Key,
-    mask: Mask,
-    is_causal: bool,
-) -> tuple[Allowed, Allowed]:
-    """Reduce mask and is_causal to (allowed, has_keys), each None if it would be all True.
-
-    has_keys, (…, T, 1), is False for a query that may attend nowhere. A softmax over nothing is 0/0, and its NaN
-    survives multiplication by zero, forwards and backwards. So `allowed` opens such a row to every key. The caller then
-    fills this row of the result with zeros, through which no gradient flows.
-    """
-    T = q.shape[-2]
-    S = k.shape[-2]
-    if mask is None:
-        # A single query is the last, from which causality hides no key.
-        if not is_causal or T == 1:
-            return None, None
-        allowed = causal_mask(T, S, q.device)
-        # With a key for every query each sees at least its own.
-        if T <= S:
-            return allowed, None
-    else:
-        allowed = as_bool(mask)
-    has_keys = allowed.any(-1, keepdim=True)
-    return allowed | ~has_keys, has_keys
+def of_person(source: Callable[..., Output], executor: Executor) -> AttentionFunction:
+    """Return an attention function that one executor computes: no other knows its weights."""
+    return named_as(source, Unknown(source.__name__), (executor._replace(weightings=None),))
 
 
-def repeat_heads(x: Shaped[Tensor, "*lead Hkv S D"], H: int) -> Shaped[Tensor, "*lead {H} S D"]:
-    """Give every query head its own copy of the key/value head it shares (Ainslie et al. 2023)."""
-    return x if x.shape[-3] == H else x.repeat_interleave(H // x.shape[-3], dim=-3)
+def by_arguments(function: Callable[..., Output], call: Call) -> Output:
+    """Compute a call by a function with the arguments above."""
+    laid = with_matrices(call, sink_in_front=True)
+    is_causal = not laid.sees_later
+    more = {"mask": laid.mask, "bias": laid.matrix, "dropout_p": call.dropout_p, "scale": call.scale}
+    return function(*laid[:3], is_causal=is_causal, **more)
 
 
-def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return x in float32 or wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def named_as(source: Any, weighting: Weighting, executors: Executors, null_key: bool = False) -> AttentionFunction:
+    """Return an attention function with the name and the words of a function."""
+    made = AttentionFunction(source.__name__, source.__doc__, weighting, executors, null_key)
+    made.__module__ = source.__module__
+    return made
+
+
+def of_weighting(weighting: Weighting) -> AttentionFunction:
+    """Return the attention function of a weighting, such as Softcap(2.0)."""
+    return AttentionFunction(weighting.name, weighting.__doc__, weighting, OF_WEIGHTING)
 
 
 def check_arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
+    q: Query,
+    k: Key,
+    v: Value,
+    mask: Mask,
+    bias: Bias,
     is_causal: bool,
     dropout_p: float,
 ) -> None:
@@ -169,14 +184,3 @@ def check_arguments(
     for name, overlay in (("mask", mask), ("bias", bias)):
         if overlay is not None:
             check_broadcast(name, overlay, (*qs[:-1], ks[-2]))
-
-
-def check_broadcast(name: str, overlay: Tensor, to: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensor broadcasts to the shape (…, H, T, S).
-
-    Leading axes may be missing.
-    """
-    shape = overlay.shape
-    if len(shape) > len(to) or any(n not in (1, m) for n, m in zip(reversed(shape), reversed(to), strict=False)):
-        remedy = "a (B, S) padding mask goes through padding_mask() first"
-        raise ValueError(f"{name} {tuple(shape)} does not broadcast to (…, H, T, S) = {tuple(to)}; {remedy}.")

@@ -1,240 +1,149 @@
-"""Attention functions, all with the same arguments.
+"""Scaled dot-product attention, step by step: begin with `matmul`.
 
-    attend(q, k, v, mask=…, bias=…, is_causal=…, dropout_p=…, scale=…)
+`einsum`, `bmm`, `loop` and `head_by_head` compute the same in other ways. `weighted` turns the same scores into other
+weights, those of weighting.py.
 
-Begin with `matmul`, which is attention step by step. `einsum`, `bmm` and `loop` compute the same in other ways, `sdpa`
-is the fast one. `softmax1`, `sigmoid`, `sparsemax`, `stick` and `softcap` turn the same scores into other weights.
+Each is a function of one call:
 
-Decorators turn the definitions into functions with the call above:
+    call.q          (…, H, T, D)   queries
+    call.k          (…, H, S, D)   keys
+    call.v          (…, H, S, Dv)  values
+    call.scale                     the factor on the products; None: 1/√D
+    call.matrix     (…, H, T, S)   a bias to add to the scores, or fewer axes; None: nothing
+    call.mask       (…, H, T, S)   True where a query may attend, or fewer axes; None: everywhere
+    call.dropout_p                 the probability of dropping a weight, 0 outside training
 
-@form(NAME)          registers attention=NAME
-@attention_function  checks the arguments, repeats shared keys and values for all H heads, and makes `allowed` of mask
-                     and is_causal: True where a query may attend, None if it may attend everywhere
-@from_weights        does that too, computes the scores, −∞ where a key is hidden, and sums the values by the weights
-@by_chunks           adds a second way for long texts, by chunks of queries, without a matrix of all scores (chunked.py)
-@by_kernel           adds another for GPUs, by torch's fused kernels (fused.py)
-
-contract.py has the second and third, and the shapes of all arguments.
+and returns (…, H, T, Dv). call.py says how windows, documents and other fields of a call become mask and matrix, and
+executors.py which of these functions is called when.
 """
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
-from model.attention.chunked import by_chunks
-from model.attention.contract import (
-    Allowed,
-    AttentionFunction,
-    Bias,
-    Key,
-    Mask,
-    Output,
-    Query,
-    Scores,
-    Value,
-    attention_function,
-    from_weights,
-    masked,
-    upcast,
-)
-from model.attention.fused import by_kernel, fused
-from model.attention.registry import form
-from model.cpu import prefers_plain_products
-from model.layers import cumulative_sum
+from model.attention.call import Call, Output, scale_of
+from model.attention.choice import Scores
+from model.layers import upcast
 
 
-@form("matmul")
-@by_chunks("softmax")
-@attention_function
-def matmul(
-    q: Query,
-    k: Key,
-    v: Value,
-    allowed: Allowed,
-    bias: Bias,
-    scale: float,
-    dropout_p: float,
-) -> Output:
+def matmul(call: Call) -> Output:
     """softmax(q kᵀ / √D) v: scaled dot-product attention, one step per line.
 
     (Vaswani et al. 2017, eq. 1.)
     """
-    # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
-    # to 1; without that the softmax would soon saturate on one key, where its gradient vanishes. The queries are
-    # scaled, not the scores: fp16 ends at 65,504, which unscaled scores pass √D times sooner.
-    q = q * scale
+    q = call.q
+    k = call.k
+    v = call.v
 
-    # How well does each key answer each query? One dot product for every pair.
-    scores = q @ k.mT  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
+    # A dot product of D independent terms of variance 1 has variance D. The scale, 1/√D, brings it back
+    # to 1; without that the softmax would soon saturate on one key, where its gradient vanishes.
+    q = upcast(q) * scale_of(call)
+
+    # How well does each key answer each query? One dot product for every pair. Scores are float32 even if queries and
+    # keys are not: in half precision the best keys would round to the same score, and in fp16 to infinity.
+    scores = q @ upcast(k).mT  # (…, H, T, D) @ (…, H, D, S) -> (…, H, T, S)
 
     # Add the part of the score that does not depend on content, such as ALiBi's distance penalty.
-    if bias is not None:
-        scores = scores + bias
+    if call.matrix is not None:
+        scores = scores + call.matrix
 
     # Forbidden keys score −∞: exp(−∞) = 0, so they get no weight, and the others share all of it. In a text these are
-    # the later keys: `allowed` is a lower triangle, in which query t sees keys 0 to t.
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
+    # the later keys: the mask is a lower triangle, in which query t sees keys 0 to t.
+    if call.mask is not None:
+        scores = scores.masked_fill(~call.mask, -torch.inf)
 
     # From scores to weights that sum to 1 over the keys. torch subtracts each row's maximum first,
-    # which changes nothing but keeps exp from overflowing; float32 keeps small weights from vanishing.
-    weights = upcast(scores).softmax(-1).to(v.dtype)
+    # which changes nothing but keeps exp from overflowing.
+    weights = scores.softmax(-1).to(v.dtype)
 
     # Drop some weights at random and scale the rest by 1/(1-p), so that the expected weight is unchanged.
-    weights = F.dropout(weights, dropout_p)
+    weights = F.dropout(weights, call.dropout_p)
 
     # The weighted mean of the values.
     return weights @ v  # (…, H, T, S) @ (…, H, S, Dv) -> (…, H, T, Dv)
 
 
-@form("einsum")
-@attention_function
-def einsum(
-    q: Query,
-    k: Key,
-    v: Value,
-    allowed: Allowed,
-    bias: Bias,
-    scale: float,
-    dropout_p: float,
-) -> Output:
+def einsum(call: Call) -> Output:
     """The same in index notation: it names the axes that are summed and those that stay."""
-    scores = masked(torch.einsum("...td,...sd->...ts", q * scale, k), allowed, bias)  # float32
-    weights = F.dropout(scores.softmax(-1).to(v.dtype), dropout_p)
-    return torch.einsum("...ts,...sd->...td", weights, v)
+    scores = masked(torch.einsum("...td,...sd->...ts", upcast(call.q) * scale_of(call), upcast(call.k)), call)
+    weights = F.dropout(scores.softmax(-1).to(call.v.dtype), call.dropout_p)
+    return torch.einsum("...ts,...sd->...td", weights, call.v)
 
 
-@form("bmm")
-@by_chunks("softmax")
-@attention_function
-def bmm(
-    q: Query,
-    k: Key,
-    v: Value,
-    allowed: Allowed,
-    bias: Bias,
-    scale: float,
-    dropout_p: float,
-) -> Output:
+def bmm(call: Call) -> Output:
     """The same with batch and heads folded into one axis, N = … × H.
 
-    baddbmm multiplies, scales and adds in one pass. It adds one matrix: the bias or 0, and −∞ for forbidden keys.
+    baddbmm multiplies, scales and adds in one pass.
     """
-    *lead, T, _ = q.shape
-    S = k.shape[-2]
-    q, k, v = (t.flatten(0, -3) for t in (q, k, v))  # (…, H, T, D) -> (N, T, D)
-    added = masked(q.new_zeros(T, S) if bias is None else bias, allowed).to(q.dtype)
-    if added.ndim > 2:  # (…, H, T, S) -> (N, T, S)
-        added = added.expand(*lead, T, S).flatten(0, -3)
-    scores = torch.baddbmm(added, q, k.mT, alpha=scale)  # (N, T, S)
-    weights = F.dropout(upcast(scores).softmax(-1).to(v.dtype), dropout_p)
-    return torch.bmm(weights, v).unflatten(0, lead)  # (N, T, S) @ (N, S, Dv) -> (…, H, T, Dv)
+    q, k, v, added = fold_heads(call)
+    scores = torch.baddbmm(added, upcast(q), upcast(k).mT, alpha=scale_of(call))  # (N, T, S)
+    weights = F.dropout(scores.softmax(-1).to(v.dtype), call.dropout_p)
+    y = torch.bmm(weights, v)  # (N, T, S) @ (N, S, Dv) -> (N, T, Dv)
+    return y.unflatten(0, call.q.shape[:-2])  # (N, T, Dv) -> (…, H, T, Dv)
 
 
-@form("loop")
-@attention_function
-def loop(
-    q: Query,
-    k: Key,
-    v: Value,
-    allowed: Allowed,
-    bias: Bias,
-    scale: float,
-    dropout_p: float,
-) -> Output:
-    """The same one query at a time. In float64 it is the reference for the other forms."""
-    added = masked(q.new_zeros(*q.shape[:-1], k.shape[-2]), allowed, bias)  # (…, H, T, S): 0, the bias, or −∞
+def fold_heads(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return queries, keys and values (N, …), and a matrix to add to the scores.
+
+    The matrix, (N, T, S) or (T, S), is the bias or 0, and −∞ for forbidden keys.
+    """
+    *lead, T, _ = call.q.shape
+    S = call.k.shape[-2]
+    q, k, v = (t.flatten(0, -3) for t in call[:3])  # (…, H, T, D) -> (N, T, D)
+    added = upcast(q.new_zeros(T, S)) if call.matrix is None else call.matrix
+    if call.mask is not None:
+        added = added.masked_fill(~call.mask, -torch.inf)
+    if added.ndim <= 2:
+        return q, k, v, added.expand(T, S)
+    return q, k, v, added.expand(*lead, T, S).flatten(0, -3)  # (…, H, T, S) -> (N, T, S)
+
+
+def loop(call: Call) -> Output:
+    """The same one query at a time. In float64 it is the reference for the others."""
+    q, k, v = (upcast(t) for t in call[:3])
+    q = q * scale_of(call)
+    added = masked(q.new_zeros(*q.shape[:-1], k.shape[-2]), call)  # (…, H, T, S): 0, the bias, or −∞
     rows = [v.new_zeros(*q.shape[:-2], 0, v.shape[-1])]  # so that T = 0 has a shape too
     for t in range(q.shape[-2]):
-        scores = (q[..., t : t + 1, :] * scale * k).sum(-1) + added[..., t, :]  # (…, H, S)
-        weights = F.dropout(scores.softmax(-1).to(v.dtype), dropout_p)
+        scores = (q[..., t : t + 1, :] * k).sum(-1) + added[..., t, :]  # (…, H, S)
+        weights = F.dropout(scores.softmax(-1), call.dropout_p)
         rows.append((weights.unsqueeze(-1) * v).sum(-2, keepdim=True))  # (…, H, 1, Dv)
-    return torch.cat(rows, -2)
+    return torch.cat(rows, -2).to(call.v.dtype)
 
 
-@form("sdpa")
-@by_kernel()
-@by_chunks("softmax")
-def sdpa(
-    q: Query,
-    k: Key,
-    v: Value,
-    *,
-    mask: Mask = None,
-    bias: Bias = None,
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-) -> Output:
-    """The same at full speed, by torch's fused kernels.
+def head_by_head(call: Call) -> Output:
+    """The same for each head separately, with the results stacked."""
+    # One matrix for each head: 0 or the bias, and −∞ for forbidden keys.
+    added = masked(upcast(call.q).new_zeros(*call.q.shape[:-1], call.k.shape[-2]), call)  # (…, H, T, S)
+    each = zip(*(t.split(1, -3) for t in (*call[:3], added)), strict=True)  # (…, 1, T, D) and so on
+    heads = [matmul(call._replace(q=q, k=k, v=v, matrix=one, mask=None)) for q, k, v, one in each]
+    return torch.cat(heads, -3)  # H times (…, 1, T, D) -> (…, H, T, D)
 
-    They never write the (T, S) matrix (Dao et al. 2022). Short texts on a CPU go to `bmm`: there the kernels save no
-    time, and the matrix is small.
+
+def weighted(call: Call, products: Tensor | None = None) -> Output:
+    """The same with any weights of the scores, and a sink if the call has one.
+
+    products: q kᵀ times the scale, (…, H, T, S), if it is there already.
     """
-    function = bmm if prefers_plain_products(q, k) else fused
-    return function(q, k, v, mask=mask, bias=bias, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+    weights = F.dropout(weights_of(call, products).to(call.v.dtype), call.dropout_p)
+    return weights @ call.v
 
 
-SOFTMAX = ("matmul", "einsum", "bmm", "loop", "sdpa")  # forms that compute the same
+def weights_of(call: Call, products: Tensor | None = None) -> Scores:
+    """Return the weights of a call, (…, H, T, S)."""
+    if products is None:
+        products = upcast(call.q) * scale_of(call) @ upcast(call.k).mT
+    scores = masked(call.weighting.squashed(products), call)
+    if call.sink is None:
+        return call.weighting.weights(scores)
+    # One more key takes weight from the others, and gives nothing.
+    sink = call.sink[:, None, None].expand(*scores.shape[:-1], 1)
+    return call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
 
 
-@form("softmax1")
-@by_kernel(one_more=True)
-@by_chunks("softmax", one_more=True)
-@from_weights
-def softmax1(scores: Scores) -> Scores:
-    """Softmax with 1 added to its denominator: a head may attend to nothing (Miller 2023)."""
-    return F.pad(scores, (0, 1)).softmax(-1)[..., :-1]  # 1 = exp(0): one more key, of score 0 and value zero
-
-
-@form("sigmoid")
-@by_chunks("sigmoid")
-@from_weights
-def sigmoid(scores: Scores) -> Scores:
-    """σ(score − ln n), n the number of visible keys (Ramapuram et al. 2024, eq. 3).
-
-    Their n is the length of the text. Keys do not compete: a row may sum to less or more than 1.
-    """
-    n = (scores > -torch.inf).sum(-1, keepdim=True)
-    return torch.sigmoid(scores - n.to(scores.dtype).log())
-
-
-@form("sparsemax")
-@by_chunks("sparsemax")
-@from_weights
-def sparsemax(scores: Scores) -> Scores:
-    """The point of the simplex nearest to the scores: many weights are exactly 0.
-
-    (Martins & Astudillo 2016, alg. 1.) That is max(0, score − τ), with τ = (sum of the scores above τ − 1) ÷ their
-    number, so that the row sums to 1.
-    """
-    ordered = scores.sort(-1, descending=True).values
-    number = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    summed = cumulative_sum(ordered, -1)
-    above = ordered * number + 1 > summed  # True for the largest scores of each row, those that keep a weight
-    tau = (ordered.masked_fill(~above, 0).sum(-1, keepdim=True) - 1) / above.sum(-1, keepdim=True)
-    return (scores - tau).clamp(min=0)
-
-
-@form("stick")
-@by_chunks("stick")
-@from_weights
-def stick(scores: Scores) -> Scores:
-    """Stick-breaking: each key takes a share σ(score) of the weight that later keys leave.
-
-    (Tan et al. 2025.) The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query; the query's own
-    key takes none. The nearest key comes first, which tells the order without positions. The rest goes to no key.
-    """
-    T, S = scores.shape[-2:]
-    earlier = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T - 1)
-    scores = scores.masked_fill(~earlier, -torch.inf)
-    left = F.logsigmoid(-scores)  # ln of the share that a key leaves: 0 for a hidden key
-    after = cumulative_sum(left.flip(-1), -1).flip(-1) - left  # the sum over later keys: ln of their rest
-    return (F.logsigmoid(scores) + after).exp()
-
-
-def softcap(cap: float) -> AttentionFunction:
-    """Return softmax attention whose scores become cap · tanh(score / cap) before mask and bias.
-
-    (Gemma 2, 2024, section 2.) Scores lie within ±cap; far outside, gradients vanish.
-    """
-    return by_chunks("softcap", cap=cap)(from_weights(lambda scores: scores.softmax(-1), cap))
+def masked(scores: Float[Tensor, "..."], call: Call) -> Float[Tensor, "..."]:
+    """Return scores plus the bias, and −∞ for forbidden keys."""
+    if call.matrix is not None:
+        scores = scores + call.matrix
+    return scores if call.mask is None else scores.masked_fill(~call.mask, -torch.inf)

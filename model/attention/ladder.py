@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.attention.contract import Allowed, Bias, Key, Output, Query, Value, attention_function, masked
-from model.attention.functions import matmul
+from model.attention.contract import named_as
+from model.attention.executors import of_steps
+from model.attention.functions import head_by_head
 from model.attention.layer import Heads, MultiHeadAttention, Stream
-from model.attention.registry import form
+from model.attention.registry import FORMS, form
+from model.attention.weighting import PLAIN
 from model.config import POSITION_SETTINGS, AttentionConfig
 from model.layers import Linear
 
@@ -27,8 +29,8 @@ class OneHead(MultiHeadAttention):
         *MultiHeadAttention.unused_settings,
     )
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), matmul)
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, n_head=1, n_kv_head=None, head_size=None), FORMS["matmul"], layer_idx)
 
 
 @form("average")
@@ -41,8 +43,8 @@ class Average(OneHead):
     modifiable = ("window",)
     unused_settings = ("qk_norm", *POSITION_SETTINGS, *OneHead.unused_settings)
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(replace(config, position="none"))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, position="none"), layer_idx)
 
     def make_projections(self, config: AttentionConfig) -> None:
         self.v_proj = Linear(config.n_embd, config.n_embd, bias=config.qkv_bias)
@@ -84,8 +86,10 @@ class Stacked(MultiHeadAttention):
     share their parameters' names and values: a checkpoint fits both.
     """
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(config, head_by_head)
+    has_plain_weights = True
+
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, named_as(head_by_head, PLAIN, (of_steps(head_by_head),)), layer_idx)
 
     def project(self, x: Stream) -> Heads:
         weights = self.qkv_proj.weight.split(self.head_dim)  # (n·D, C) -> n times (D, C)
@@ -94,21 +98,3 @@ class Stacked(MultiHeadAttention):
         heads = torch.stack(each, 1)  # (B, n, T, D)
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v
-
-
-@attention_function
-def head_by_head(
-    q: Query,
-    k: Key,
-    v: Value,
-    allowed: Allowed,
-    bias: Bias,
-    scale: float,
-    dropout_p: float,
-) -> Output:
-    """The attention of each head separately, with the results stacked."""
-    # One matrix for each head: 0 or the bias, and −∞ for forbidden keys.
-    added = masked(q.new_zeros(*q.shape[:-1], k.shape[-2]), allowed, bias)  # (…, H, T, S)
-    each = zip(*(t.split(1, -3) for t in (q, k, v, added)), strict=True)  # (…, 1, T, D) and so on
-    heads = [matmul(*qkv, bias=one, dropout_p=dropout_p, scale=scale) for *qkv, one in each]
-    return torch.cat(heads, -3)  # H times (…, 1, T, D) -> (…, H, T, D)

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from model.attention.context import AttentionContext, Call
-from model.attention.contract import Output, Query, Value, repeat_heads
+from model.attention.call import Call, Output, Query, Value, repeat_heads
+from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
@@ -52,11 +52,11 @@ class LatentAttention(SplitKeys):
 
     unused_settings = ("n_kv_head", "qk_norm", "rope_fraction", "score_softcap")
 
-    def __init__(self, config: AttentionConfig) -> None:
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         D = config.head_channels
         self.latent = config.latent_size or min(4, config.n_head) * D
         self.turned = max(2, D // 4 * 2)  # half of D, in pairs of channels
-        super().__init__(replace(config, n_kv_head=None))
+        super().__init__(replace(config, n_kv_head=None), layer_idx=layer_idx)
         self.scale = (self.turned + D) ** -0.5  # also of queries that W_k has made wider
 
     def make_projections(self, config: AttentionConfig) -> None:
@@ -83,7 +83,7 @@ class LatentAttention(SplitKeys):
         v = self.per_head(self.v_up(c))
         return q, k, v
 
-    def remember(
+    def update_cache(
         self,
         k: NewKeys,
         v: NewValues,
@@ -94,7 +94,7 @@ class LatentAttention(SplitKeys):
         latent = ctx.cache.append(self.layer_idx, "latent", k, self.window)
         return latent, latent[..., self.turned :]
 
-    def see(self, q: Query, k: Keys, v: Value, ctx: AttentionContext) -> Call:
+    def make_call(self, q: Query, k: Keys, v: Value, ctx: AttentionContext) -> Call:
         """Make the keys of all heads, or with a cache move W_k to the queries."""
         if ctx.cache is None:
             # Training has as many queries as keys: scores of D channels are cheaper than of latent_size.
@@ -105,7 +105,7 @@ class LatentAttention(SplitKeys):
             # Decoding has one query and many keys: move the query, and make no key.
             of_latent = q[..., self.turned :] @ self.of_queries(self.k_up)  # (B, H, T, D) -> (B, H, T, latent)
             q = torch.cat((q[..., : self.turned], of_latent), -1)
-        return super().see(q, k, v, ctx)
+        return super().make_call(q, k, v, ctx)
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         # With a cache the values are c, so the result is a mean of c: W_v makes it one of values.
@@ -137,9 +137,9 @@ class GroupedTied(SplitKeys):
 
     unused_settings = ("qk_norm", "rope_fraction", *MultiHeadAttention.unused_settings)
 
-    def __init__(self, config: AttentionConfig) -> None:
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.turned = max(1, config.head_channels // 2)
-        super().__init__(config)
+        super().__init__(config, layer_idx=layer_idx)
 
     def make_projections(self, config: AttentionConfig) -> None:
         C = config.n_embd
@@ -156,7 +156,7 @@ class GroupedTied(SplitKeys):
         turned = self.k_proj(x).unsqueeze(1)  # (B, T, half) -> (B, 1, T, half)
         return q, self.join(turned, v[..., self.turned :]), v
 
-    def remember(
+    def update_cache(
         self,
         k: NewKeys,
         v: NewValues,

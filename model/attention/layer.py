@@ -1,13 +1,13 @@
 """Causal self-attention as a layer.
 
-Begin with MultiHeadAttention.forward(), which takes these steps in turn:
+Begin with MultiHeadAttention.heads(), which takes these steps in turn but for the last, which is forward()'s:
 
 project   each token to a query, a key and a value for each head
 mix       let modifiers change these
 rotate    queries and keys by their positions (RoPE)
-remember  keys and values in the cache, and take the earlier ones from it
-see       collect the conditions of the attention: the keys in reach, window, mask, documents, ALiBi's bias
-attend    softmax(q kᵀ / √D + bias) v, or the form's own function; modifiers may first change the scores
+cache     the new keys and values, and take the earlier ones from the cache
+call      collect what the result depends on: q, k, v, mask, documents, window, ALiBi's bias
+attend    softmax(q kᵀ / √D + bias) v, or the form's own weights; modifiers may first change the scores
 finish    let modifiers change each head's result
 merge     the heads into one change to the residual stream
 
@@ -22,14 +22,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from model.attention.context import AttentionContext, Call, add_bias, dense_arguments, is_plain
-from model.attention.contract import AttentionFunction, Key, Output, Query, Value, check_broadcast, repeat_heads
-from model.attention.functions import matmul, sdpa, softcap
-from model.attention.fused import folds
+from model.attention.call import Call, Key, Output, Query, Value, add_bias, check_broadcast, repeat_heads
+from model.attention.context import AttentionContext
+from model.attention.contract import AttentionFunction, as_attention_function, of_weighting
+from model.attention.executors import attend
 from model.attention.masks import alibi_sum, as_bool
 from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS, form
+from model.attention.weighting import Softcap
 from model.config import AttentionConfig
-from model.cpu import SHORT, is_transformed
 from model.layers import Linear, RMSNorm
 from model.rope import Rope, rotate
 
@@ -49,12 +49,10 @@ class MultiHeadAttention(nn.Module):
     (Shazeer 2019) and grouped-query attention (Ainslie et al. 2023). QK-norm keeps the scores bounded and training
     stable (Dehghani et al. 2023, ViT-22B; Henry et al. 2020 did it first, with an L2 norm and a learned scale).
 
-    A form is this class with another attention function, or a subclass that overrides a step of forward(): project,
-    remember, see, attend or merge.
+    A form is this class with another attention function, or a subclass that overrides a step: project, update_cache,
+    make_call, attend or merge.
     """
 
-    layer_idx = 0
-    """The layer's place in the model, by which it finds its tensors in the cache; make_attention() sets it."""
     # Traits of a form, for the registry, the settings' checks, generation and the tests.
     modifiable: ClassVar[tuple[str, ...]] = (*SETTINGS.values(), *PARTS)
     """The parts that modifiers may change."""
@@ -62,22 +60,29 @@ class MultiHeadAttention(nn.Module):
     """Settings without effect in this form."""
     has_kv_cache = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
+    has_plain_weights = False
+    """Whether a subclass has the weights of this class, so that a checkpoint of one serves the other."""
     is_sparse = False
     """Whether scores decide which keys are left out, so that rounding may change the result."""
-    # How attend() chooses the fastest way.
-    longest_dense = SHORT**2
-    """The largest T · S for which a matrix of scores is faster than chunks, on a CPU thread."""
-    on_gpu = False
-    """Whether to attend as on a GPU on any device; dry_run sets it to predict a GPU's memory."""
 
-    def __init__(self, config: AttentionConfig, function: AttentionFunction | None = None) -> None:
-        """function: the attention function; by default that of config.attention, or sdpa."""
+    def __init__(
+        self,
+        config: AttentionConfig,
+        function: AttentionFunction | None = None,
+        layer_idx: int = 0,
+    ) -> None:
+        """function: the attention function; by default that of config.attention, or sdpa's.
+
+        layer_idx: the layer's place in the model, by which it finds its tensors in the cache.
+        """
         super().__init__()
+        self.layer_idx = layer_idx
+        self.form = config.form
         self.n_head = self.query_heads = config.n_head  # a modifier may give each head more queries
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_channels
         named = FORMS[config.form]
-        self.function = function or (sdpa if isinstance(named, type) else named)
+        self.function = as_attention_function(function or (FORMS["sdpa"] if isinstance(named, type) else named))
         self.scale: float | None = None  # of the scores; None: 1/√D
         self.dropout = config.attention_dropout
         self.window = config.attention_window
@@ -91,11 +96,8 @@ class MultiHeadAttention(nn.Module):
             config = replace(config, qk_norm=False)
         queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
         if queries_per_head > 1:
-            # Draw projections of the usual width and drop them: with these draws a seed gives the weights that it gave
-            # in earlier versions.
-            self.make_projections(config)
+            self.make_projections(config)  # to be replaced: a seed then draws the weights of earlier versions
             self.query_heads *= queries_per_head
-
         self.make_projections(config)
         self.modifiers: Any = nn.ModuleDict()
         # In the order of registration, but those that add a key last (sorted() is stable).
@@ -124,6 +126,17 @@ class MultiHeadAttention(nn.Module):
         ctx = ctx or AttentionContext()
         if x.ndim != 3:
             return self(x.reshape(-1, *x.shape[-2:]), ctx).view(x.shape)
+        y = self.heads(x, ctx)
+
+        # Merge the heads into a change to the residual stream.
+        return self.merge(y)  # (B, H, T, D) -> (B, T, C)
+
+    def weights(self, x: Stream, ctx: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
+        """Return the weights of forward(x) without dropout and cache, for pictures and statistics."""
+        return self.heads(x, replace(ctx or AttentionContext(), cache=None, weights_only=True))
+
+    def heads(self, x: Stream, ctx: AttentionContext) -> Output:
+        """Return the result of each head, or its weights if ctx.weights_only."""
         self.check(x, ctx)
 
         # Project each token: its query asks, its key answers, and others gather its value.
@@ -132,44 +145,28 @@ class MultiHeadAttention(nn.Module):
         # Mix: modifiers change queries, keys and values, for example by a convolution with earlier tokens.
         for modifier in self.modifiers.values():
             q, k, v = modifier.mix(q, k, v, x, ctx)
+        if ctx.weights_only:
+            # Weights times values that are the identity are the weights.
+            v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)
 
         # Rotate queries and keys by their positions: their products then depend on the distance.
         q = self.rotate(q, ctx)
         k = self.rotate(k, ctx)
 
-        # Remember: the cache appends the new rows and returns all S that it holds; a state keeps no rows. Without a
-        # cache, S = T.
+        # Cache: append the new rows, and get all S that are kept; a state keeps no rows. Without a cache, S = T.
         keys, values = k, v
         if ctx.cache is not None and self.has_kv_cache:
-            keys, values = self.remember(k, v, ctx)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
+            keys, values = self.update_cache(k, v, ctx)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
 
-        # See: the keys in reach, with the window, mask, documents and bias. Every attention function hides later keys.
-        call = self.see(q, keys, values, ctx)
+        # Call: all that the result depends on, with mask, documents, window and bias. It hides later keys by itself.
+        call = self.make_call(q, keys, values, ctx)
 
-        # Attend: softmax(q kᵀ / √D + bias) v, or the form's own function.
+        # Attend: softmax(q kᵀ / √D + bias) v, or the form's own weights.
         y = self.attend(call, x, ctx)  # (B, H, T, D)
 
         # Finish: modifiers change each head's result, given each token's own value.
         for modifier in self.modifiers.values():
-            y = modifier.finish(y, v, x, ctx)
-
-        # Merge the heads into a change to the residual stream.
-        return self.merge(y)  # (B, H, T, D) -> (B, T, C)
-
-    def weights(self, x: Stream, ctx: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
-        """Return the weights of forward(x) without dropout and cache, for pictures and statistics."""
-        ctx = replace(ctx or AttentionContext(), cache=None, weights_only=True)
-        self.check(x, ctx)
-        q, k, v = self.project(x)
-        for modifier in self.modifiers.values():
-            q, k, v = modifier.mix(q, k, v, x, ctx)
-
-        # The identity stands in for the values: the weights times the identity are the weights.
-        v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)
-        call = self.see(self.rotate(q, ctx), self.rotate(k, ctx), v, ctx)
-        y = self.attend(call, x, ctx)
-        for modifier in self.modifiers.values():
-            if modifier.on_weights:  # diff makes one map of the two of a head
+            if modifier.on_weights or not ctx.weights_only:
                 y = modifier.finish(y, v, x, ctx)
         return y
 
@@ -199,7 +196,7 @@ class MultiHeadAttention(nn.Module):
             rotation = self.rope.table(heads, ctx.past)
         return rotate(heads, rotation)
 
-    def remember(
+    def update_cache(
         self,
         k: NewKeys,
         v: NewValues,
@@ -211,85 +208,63 @@ class MultiHeadAttention(nn.Module):
         v = ctx.cache.append(self.layer_idx, "v", v, self.window)
         return k, v
 
-    def see(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
-        """Return the arguments of the attention function, for the keys and values in reach."""
-        # The keys in reach of any query: a window for the first of the T queries, and a key more for each later one.
+    def make_call(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
+        """Return the call of attention, over the keys that any query sees."""
+        # The span of these keys: a window for the first of the T queries, and a key more for each later one.
         T = q.shape[-2]
-        S = ctx.past + T
-        reach = S if self.window is None else min(S, self.window + T - 1)
-        if reach < k.shape[-2]:
-            k = k[..., -reach:, :]
-            v = v[..., -reach:, :]
+        span = ctx.past + T
+        dropped = 0
+        if ctx.cache is not None and self.window is not None:
+            dropped = max(0, span - (self.window + T - 1))
+            span -= dropped
+            k = k[..., -span:, :]
+            v = v[..., -span:, :]
 
-        # Mask and doc_starts come counted from position 0, even if the cache has dropped the first keys. Cut the mask
-        # to these keys, and count doc_starts from the first of them.
+        # Mask and doc_starts come counted from position 0. Cut the mask to these keys, and count doc_starts from the
+        # first of them.
         mask = ctx.mask
         if mask is not None:
             mask = as_bool(mask)
-            if reach < S:
-                mask = mask[..., -reach:]
+            if dropped:
+                mask = mask[..., -span:]
             if mask.ndim > 2 and mask.shape[-3] > 1:
                 # The mask has a row for each head. A head of diff has two queries, which share it.
                 mask = repeat_heads(mask, self.query_heads)
         doc_starts = ctx.doc_starts
-        if reach < S and doc_starts is not None:
-            doc_starts = (doc_starts - (S - reach)).clamp(min=0)
+        if doc_starts is not None and dropped:
+            doc_starts = (doc_starts - dropped).clamp(min=0)
 
-        # ALiBi penalises the distance: a bias for each query and key in reach.
-        call = Call(q, k, v, mask, doc_starts, self.window, scale=self.scale)
+        call = self.function.call(
+            q,
+            k,
+            v,
+            mask=mask,
+            doc_starts=doc_starts,
+            window=self.window,
+            dropout_p=self.dropout if self.training and not ctx.weights_only else 0.0,
+            scale=self.scale,
+        )
+        # ALiBi penalises the distance: a bias for each query and key.
         if self.alibi:
-            call = add_bias(call, *alibi_sum(self.n_head, T, reach, q.device))
+            call = add_bias(call, *alibi_sum(self.n_head, T, span, q.device))
         return call
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
-        """Let the modifiers change the scores, and call the attention function."""
-        call = self.modified(call, x, ctx)
-        dropout_p = self.dropout_p(ctx)
-        function: Any = self.function
-
-        # Two faster ways to the same result, without a (T, S) matrix of scores: torch's fused kernels on a GPU, and
-        # chunks of queries for a long text.
-        if self.takes_kernel(call, ctx):
-            return function.by_kernel(call, dropout_p)
-        if self.takes_chunks(call, ctx):
-            return function.by_chunks(call, dropout_p=dropout_p)[0]
-
-        # The function itself, with mask and bias as matrices. weights_only gives the values T channels: sdpa's kernels
-        # would pad queries and keys to as many, matmul does not.
-        if ctx.weights_only and function is sdpa:
-            function = matmul
-        return function(**dense_arguments(call), dropout_p=dropout_p)
-
-    def modified(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
+        """Let the modifiers change the scores, and compute the call."""
         for modifier in self.modifiers.values():
             call = modifier.score(call, x, ctx)
-        return call
+        return self.compute(call, ctx)
 
-    def dropout_p(self, ctx: AttentionContext) -> float:
-        return self.dropout if self.training and not ctx.weights_only else 0.0
-
-    def takes_kernel(self, call: Call, ctx: AttentionContext) -> bool:
-        """Return whether fused.py serves the call on a GPU, without a (T, S) matrix."""
-        on_gpu = self.on_gpu or call.q.is_cuda
-        if not on_gpu or ctx.weights_only or is_transformed():
-            return False
-        return hasattr(self.function, "by_kernel") and folds(call, self.dropout_p(ctx))
-
-    def takes_chunks(self, call: Call, ctx: AttentionContext) -> bool:
-        """Return whether chunked.py serves the call, faster and without a (T, S) matrix."""
-        # sdpa is faster still if only causality hides keys.
-        if self.function is sdpa and is_plain(call):
-            return False
-        return hasattr(self.function, "by_chunks") and self.is_long(call, ctx)
-
-    def is_long(self, call: Call, ctx: AttentionContext) -> bool:
-        """Return whether chunks of queries are faster than a matrix of all scores, and can be taken."""
-        # A mask is such a matrix already.
-        if ctx.weights_only or call.mask is not None or is_transformed() or call.q.device.type not in ("cpu", "cuda"):
-            return False
-        T = call.q.shape[-2]
-        S = call.k.shape[-2]
-        return T > 1 and self.longest_dense < T * S
+    def compute(self, call: Call, ctx: AttentionContext) -> Output:
+        """Compute a call by the first executor of the form that serves all of it: see executors.py."""
+        executors = self.function.executors
+        if ctx.weights_only:
+            # The values are T wide, to which torch's kernels would pad queries and keys: take the definition.
+            executors = executors[-1:]
+        y, loss = attend(call, executors, ctx.device)
+        if loss is not None and ctx.loss is not None:
+            ctx.loss = ctx.loss + loss
+        return y
 
     def merge(self, y: Output) -> Stream:
         """Join the heads' results and project them: a change to the residual stream."""
@@ -308,9 +283,10 @@ class MultiHeadAttention(nn.Module):
 
 @form("softcap")
 class SoftCapped(MultiHeadAttention):
-    """Softmax of bounded scores: see functions.softcap."""
+    """Softmax of bounded scores: see Softcap of weighting.py."""
 
+    has_plain_weights = True
     unused_settings = ("latent_size",)
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(config, softcap(config.score_softcap))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, of_weighting(Softcap(config.score_softcap)), layer_idx)

@@ -6,12 +6,9 @@ the whole row. Aligned at the other corner, a cached token would see nothing but
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-Scores = Float[Tensor, "*lead T S"]
-Blocks = Bool[Tensor, "*lead T blocks"]
 Device = torch.device | str | None
 
 
@@ -82,51 +79,3 @@ def alibi_sum(
     dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
     column = torch.tensor(alibi_slopes(n_head), dtype=dtype, device=device)[:, None] * torch.arange(S, device=device)
     return -column[:, S - T :], column
-
-
-def best_blocks(scores: Scores, block: int, best: int) -> Blocks:
-    """Return the blocks of keys that each query attends to: its own and the `best` before it.
-
-    The best have the largest mean of the scores. A score of −∞ hides a key. Blocks are counted from the first key that
-    a query sees; its own block holds the last.
-    """
-    # The first and the last key that each query sees.
-    S = scores.shape[-1]
-    key = torch.arange(S, device=scores.device)
-    first = first_seen(scores)
-    last = torch.where(scores > -torch.inf, key, -1).amax(-1, keepdim=True)
-
-    # Order the scores by block, each query's from its first key. Padding of −∞ fills its last block.
-    count = -(-S // block)
-    place = first + torch.arange(count * block, device=scores.device)
-    inside = F.pad(scores, (0, count * block), value=-torch.inf).gather(-1, place)
-    inside = inside.unflatten(-1, (count, block))  # (…, T, blocks · block) -> (…, T, blocks, block)
-    seen = inside > -torch.inf
-    mean = inside.masked_fill(~seen, 0).sum(-1) / seen.sum(-1)
-    return choose_blocks(mean.nan_to_num(nan=-torch.inf), (last - first) // block, best)
-
-
-def choose_blocks(mean: Float[Tensor, "*lead T blocks"], own: Int[Tensor, "*#lead T 1"], best: int) -> Blocks:
-    """Return each query's own block, and the `best` ones before it."""
-    # Fewer than `best` blocks may come before a query's own: topk() then also returns hidden ones, of −∞.
-    number = torch.arange(mean.shape[-1], device=mean.device)
-    top = mean.masked_fill(number >= own, -torch.inf).topk(min(best, len(number)), -1)
-    before = torch.zeros_like(mean, dtype=torch.bool).scatter(-1, top.indices, top.values > -torch.inf)
-    return before | (number == own)
-
-
-def block_mask(chosen: Blocks, scores: Scores, block: int) -> Bool[Tensor, "*lead T S"]:
-    """Return where a query may attend: at the keys of its chosen blocks.
-
-    Blocks are counted from the first key whose score is not −∞.
-    """
-    key = torch.arange(scores.shape[-1], device=scores.device)
-    number = (key - first_seen(scores)).clamp(min=0) // block
-    return chosen.gather(-1, number)
-
-
-def first_seen(scores: Scores) -> Int[Tensor, "*lead T 1"]:
-    """Return the first key of each query whose score is not −∞."""
-    S = scores.shape[-1]
-    key = torch.arange(S, device=scores.device)
-    return torch.where(scores > -torch.inf, key, S).amin(-1, keepdim=True)

@@ -1,12 +1,19 @@
 """Small changes to a layer, each at one place of it: attention=sdpa+gate+sink.
 
-A modifier is a class that overrides one of Modifier's methods. Most start as the identity: at step 0 the modified model
-equals the plain one. Modifiers act in the order of this file, but those that add a key act last.
+A modifier is a class that overrides one of Modifier's hooks. Most start as the identity: at step 0 the modified model
+equals the plain one. This file has them by their hook:
+
+mix     changes queries, keys and values before they are rotated and cached
+score   changes the call: the scale of the queries, a bias, one more key
+finish  changes each head's result
+
+Modifiers of one hook act in the order of their registration, that of this file and then of your own, but a modifier
+that is `last` acts after all others.
 """
 
 import difflib
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +21,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from common.errors import SettingsError
-from model.attention.context import AttentionContext, Call, add_bias, visible_keys
-from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
-from model.attention.layer import Heads, Keys, MultiHeadAttention, Stream
+from model.attention.call import (
+    Call,
+    Key,
+    Output,
+    Query,
+    Value,
+    add_bias,
+    add_sink,
+    lengths,
+    repeat_heads,
+    visible_keys,
+)
+from model.attention.context import AttentionContext
+from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, Stream
 from model.attention.masks import alibi_slopes
 from model.attention.registry import modifier
 from model.config import AttentionConfig
-from model.layers import Linear, cumulative_sum
+from model.layers import Linear, RMSNorm, cumulative_sum, upcast
 
 
 class Modifier(nn.Module):
@@ -30,11 +48,9 @@ class Modifier(nn.Module):
     parameter.
     """
 
-    layer_idx = 0
-    """That of its layer."""
     changes: ClassVar[str]
     last = False
-    """Whether it acts after all others, in any order of registration or typing; one that adds a key must."""
+    """Whether it acts after all others, in any order of registration or typing."""
     # The needs of the modifier: the layer reads them before it makes its projections.
     queries_per_head = 1
     replaces_qk_norm = False
@@ -44,16 +60,18 @@ class Modifier(nn.Module):
     """Whether finish() combines weights too, for a head that has several."""
 
     def __init_subclass__(cls) -> None:
-        hooks = {"mix", "score", "finish"}
-        for name in vars(cls).keys() - hooks:
+        hooks = ("mix", "score", "finish")
+        if any(getattr(cls, hook) is not getattr(Modifier, hook) for hook in hooks):
+            return
+        for name in vars(cls):
             if near := difflib.get_close_matches(name, hooks, n=1, cutoff=0.8):
                 raise SettingsError(f"modifier {cls.__name__} has {name}, which nothing calls", f"write {near[0]}()")
-        if all(getattr(cls, hook) is getattr(Modifier, hook) for hook in hooks):
-            raise SettingsError(f"modifier {cls.__name__} changes nothing", "override mix(), score() or finish()")
+        raise SettingsError(f"modifier {cls.__name__} changes nothing", "override mix(), score() or finish()")
 
-    def __init__(self, *given: Any) -> None:
-        """given: the layer and its settings, which a subclass may read."""
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        """layer: the one that the modifier changes; its modifiers are made last."""
         super().__init__()
+        self.layer_idx = layer.layer_idx
 
     def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
         """Raise SettingsError if the layers of a GPT, of the pattern `attention`, do not suit it."""
@@ -66,7 +84,7 @@ class Modifier(nn.Module):
         x: Stream,
         ctx: AttentionContext,
     ) -> Heads:
-        """Change queries, keys and values before they are rotated and remembered."""
+        """Change queries, keys and values before they are rotated and cached."""
         return q, k, v
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
@@ -100,6 +118,9 @@ class PerHead(nn.Module):
         return F.linear(x, self.weight.to(x.dtype), bias).mT  # (B, T, C) -> (B, H, T)
 
 
+# mix()
+
+
 @modifier("value_residual", changes="values")
 class ValueResidual(Modifier):
     """v ← λ₁ v + λ₂ v₁, with v₁ the values of the first layer that has this modifier.
@@ -108,7 +129,7 @@ class ValueResidual(Modifier):
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__()
+        super().__init__(layer, config)
         self.mixture = nn.Parameter(torch.tensor([1.0, 0.0]))
 
     def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
@@ -154,6 +175,9 @@ class KeyOffset(Modifier):
         return q, torch.cat((k[..., :half], before[..., half:]), -1), v
 
 
+# score()
+
+
 @modifier("logn", changes="scores")
 class LogN(Modifier):
     """Scores × σ ln n, n the number of visible keys, σ learned per head.
@@ -163,13 +187,15 @@ class LogN(Modifier):
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__()
+        super().__init__(layer, config)
         self.factor = nn.Parameter(torch.full((layer.n_head,), 0.43))
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         H, T = call.q.shape[1:3]
         S = call.k.shape[2]
-        mask = None if call.mask is None else visible_keys(call)
+        mask = None
+        if call.mask is not None or call.indexer is not None:
+            mask = visible_keys(call)
         if mask is not None:
             # Count the keys in the mask. A row that sees none counts as 1: the logarithm stays finite.
             mask = mask.expand(*mask.shape[:-1], S)
@@ -197,7 +223,7 @@ class Forget(Modifier):
     needs_doc_starts = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__()
+        super().__init__(layer, config)
         # Solve ln σ(b) = −slope for b. By math, not torch: on the meta device (model/size.py) tensors have no numbers.
         bias = [-math.log(math.expm1(slope)) for slope in alibi_slopes(layer.n_head)]
         self.make_gate(config.n_embd, torch.tensor(bias))
@@ -210,14 +236,13 @@ class Forget(Modifier):
         return self.gate(x)
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
-        T = call.q.shape[-2]
-        reach = call.k.shape[-2]
+        T, S = lengths(call)
         log_f = F.logsigmoid(upcast(self.logits(x)))[..., None]
         if ctx.cache is not None:
-            # The keys in reach need the gates of earlier tokens: (B, H, T, 1) -> (B, H, S, 1).
+            # Its keys need the gates of earlier tokens too: (B, H, T, 1) -> (B, H, S, 1).
             log_f = ctx.cache.append(self.layer_idx, type(self).__name__, log_f, call.window)
-        # Sum from the first key in reach: only differences count. F_i is the sum at the query, F_j that at the key.
-        total = cumulative_sum(log_f[:, :, -reach:, 0], 2)  # (B, H, reach)
+        # Sum from the first key on: only differences count. F_i is the sum at the query, F_j that at the key.
+        total = cumulative_sum(log_f[:, :, -S:, 0], 2)  # (B, H, S)
         return add_bias(call, total[..., -T:], -total)
 
 
@@ -240,22 +265,18 @@ class Sink(Modifier):
     """
 
     last = True
-    means_nothing: ClassVar[dict[str, str]] = {
-        "sigmoid": "no key takes weight from others",
-        "stick": "a share that no key takes goes nowhere already",
-        "moba": "one more key would shift the blocks",
-    }
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__()
-        if config.form in self.means_nothing:
-            problem = f"attention={config.attention}: {self.means_nothing[config.form]} under {config.form}"
+        super().__init__(layer, config)
+        no_sink = layer.function.weighting.no_sink
+        if no_sink is not None:
+            problem = f"attention={config.attention}: {no_sink} under {config.form}"
             raise SettingsError(problem, "leave out sink, or choose another form")
         self.bias = nn.Parameter(torch.zeros(layer.n_head))
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
         # The two queries of a head of diff share its sink.
-        return call._replace(sink=self.bias.repeat_interleave(call.q.shape[-3] // len(self.bias)))
+        return add_sink(call, self.bias.repeat_interleave(call.q.shape[-3] // len(self.bias)))
 
 
 @modifier("diff", changes="queries")
@@ -269,7 +290,7 @@ class Differential(Modifier):
     on_weights = True
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__()
+        super().__init__(layer, config)
         self.weight = PerHead(config.n_embd, layer.n_head)
 
     def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
@@ -290,6 +311,9 @@ class Differential(Modifier):
         return first - torch.sigmoid(self.weight(x))[..., None] * second
 
 
+# finish()
+
+
 @modifier("xsa", changes="result")
 class Exclusive(Modifier):
     """y − tanh(α) · (the projection of y on the token's own value).
@@ -299,7 +323,7 @@ class Exclusive(Modifier):
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__()
+        super().__init__(layer, config)
         self.strength = nn.Parameter(torch.zeros(layer.n_head))
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
@@ -321,7 +345,7 @@ class Gate(Modifier):
     each_channel = False
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__()
+        super().__init__(layer, config)
         numbers = layer.head_dim if self.each_channel else 1
         self.gate = PerHead(config.n_embd, layer.n_head * numbers)
 
@@ -346,9 +370,112 @@ class GateSilu(Modifier):
     """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        super().__init__()
+        super().__init__(layer, config)
         self.gate_proj = Linear(config.n_embd, layer.n_head * layer.head_dim, bias=False)
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
         gate = F.silu(self.gate_proj(x))
         return y * gate.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)  # (B, T, H·D) -> (B, H, T, D)
+
+
+# mix() once more. These came later: they act, and a seed draws their weights, after those above.
+
+
+@modifier("joint_norm", changes="keys")
+class JointNorm(Modifier):
+    """RMS norm of queries, and of keys, over all heads at once (OLMo 2, 2025).
+
+    It takes the place of QK-norm per head.
+    """
+
+    replaces_qk_norm = True
+
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        super().__init__(layer, config)
+        self.q_norm = RMSNorm(layer.query_heads * layer.head_dim, eps=NORM_EPS)
+        self.k_norm = RMSNorm(layer.kv_heads * layer.head_dim, eps=NORM_EPS)
+
+    def mix(
+        self,
+        q: Query,
+        k: Key,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> Heads:
+        return self.normalize(q, self.q_norm), self.normalize(k, self.k_norm), v
+
+    def normalize(self, heads: Query, norm: RMSNorm) -> Query:
+        rows = heads.transpose(1, 2)  # (B, n, T, D) -> (B, T, n, D)
+        return norm(rows.flatten(2)).view(rows.shape).transpose(1, 2)  # the norm is over n·D
+
+
+@modifier("conv", changes="keys")
+class Conv(Modifier):
+    """Short convolution of queries, keys and values over four tokens.
+
+    Σ_j w_j x_{t-j}, w per channel. w starts at x_t alone. In forms with a state SiLU follows, as in Gated DeltaNet
+    (Yang et al. 2025) and Kimi Linear (2025); in others it stays linear, as in Canon layers (Allen-Zhu 2025). QK-norm
+    comes before.
+    """
+
+    width = 4
+    needs_doc_starts = True
+
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        super().__init__(layer, config)
+        channels = (layer.query_heads + 2 * layer.kv_heads) * layer.head_dim
+        identity = torch.tensor([0.0] * (self.width - 1) + [1.0])
+        self.weight = nn.Parameter(identity.repeat(channels, 1))  # (channels, 4), the latest token last
+        self.activation = nn.Identity() if layer.has_kv_cache else nn.SiLU()
+
+    def mix(
+        self,
+        q: Query,
+        k: Key,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> Heads:
+        # One convolution for all n = H + 2 Hkv heads. The last tap is the token's own, the one before it the previous
+        # token's, and so on.
+        new = torch.cat((q, k, v), 1)
+        *others, own = self.weight.to(q.dtype).view(-1, 1, q.shape[-1], self.width).unbind(-1)  # (n, 1, D) each
+        mixed = own * new
+        earlier = ctx.previous(self.layer_idx, "conv", new, self.width - 1)
+        for tap, before in zip(reversed(others), earlier, strict=True):
+            mixed = mixed + tap * before
+        return self.activation(mixed).split((q.shape[1], k.shape[1], v.shape[1]), 1)
+
+
+@modifier("value_embedding", changes="values")
+class ValueEmbedding(Modifier):
+    """v ← v + 2σ(x w) e per head, with e the token's embedding (modded-nanogpt, 2024).
+
+    The layer has its own table of embeddings, which brings back the token's identity however much the stream has mixed
+    it. The table has V rows as wide as a token's values; a token reads one. w starts at 0; nanochat computes the gate
+    from the first few channels of x.
+    """
+
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        super().__init__(layer, config)
+        vocab_size = getattr(config, "vocab_size", None)
+        if vocab_size is None:
+            problem = f"attention={config.attention}: value_embedding needs the number of token ids"
+            raise SettingsError(problem, "make the layer with a GPTConfig that has vocab_size")
+        self.gate = PerHead(config.n_embd, layer.kv_heads)
+        self.embedding = nn.Embedding(vocab_size, layer.kv_heads * layer.head_dim)
+
+    def mix(
+        self,
+        q: Query,
+        k: Key,
+        v: Value,
+        x: Stream,
+        ctx: AttentionContext,
+    ) -> Heads:
+        if ctx.tokens is None:
+            raise ValueError("value_embedding needs the token ids of x: say them by AttentionContext(tokens=…).")
+        # (B, T, Hkv·D) -> (B, T, Hkv, D) -> (B, Hkv, T, D)
+        e = self.embedding(ctx.tokens).unflatten(-1, (v.shape[1], -1)).transpose(1, 2).to(v.dtype)
+        return q, k, v + 2 * torch.sigmoid(self.gate(x))[..., None] * e

@@ -22,18 +22,18 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from model.attention.context import AttentionContext, Call
-from model.attention.contract import Key, Output, Query, Value, repeat_heads, upcast
+from model.attention.call import Call, Key, Output, Query, Value, repeat_heads
+from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
 from model.config import POSITION_SETTINGS, AttentionConfig
-from model.layers import RMSNorm
+from model.layers import RMSNorm, upcast
 
 CHUNK = 32
 """The tokens of a chunk, whose writes solve one triangular system; a power of two."""
-NOTHING = -1000.0
-"""ln α of a token that starts a text.
+LN_ZERO = -1000.0
+"""ln α of a token that starts a text, so that the state before it vanishes.
 
 Its exp is 0 in every precision, and 0 times it is 0: −∞ would give NaN.
 """
@@ -91,7 +91,7 @@ def in_chunks(
     # 1) For all chunks at once: everything that needs no state. n counts the heads of all texts, N the chunks.
     *lead, T, _ = q.shape
     log_decay = log_decay.expand(*lead, T, -1)
-    q, k, v, log_decay = (chunked(t) for t in (q, k, v, log_decay))  # (…, H, T, D) -> (n, N, C, D)
+    q, k, v, log_decay = (split_chunks(t) for t in (q, k, v, log_decay))  # (…, H, T, D) -> (n, N, C, D)
     # The shares of the state before the chunk that are left at each token, and at the chunk's end.
     before = left_between(log_decay, -1)  # (n, N, C, 1 or D)
     left_at_end = before[..., -1, :, None]  # (n, N, 1 or D, 1)
@@ -102,7 +102,7 @@ def in_chunks(
     erased = []
     if beta is not None:
         # Invert I + A. Of the overlaps the solver reads the part below the diagonal alone, which it takes for 1.
-        scale = chunked(beta[..., None])  # (n, N, C, 1)
+        scale = split_chunks(beta[..., None])  # (n, N, C, 1)
         identity = torch.eye(CHUNK, dtype=q.dtype, device=q.device)
         solved = torch.linalg.solve_triangular(scale * overlaps[0], identity, upper=False, unitriangular=True)
         solved = solved * scale.mT  # (…, C, C)
@@ -128,7 +128,7 @@ def in_chunks(
     return y, state.view(*lead, *state.shape[-2:])
 
 
-def chunked(x: Key) -> Chunks:
+def split_chunks(x: Key) -> Chunks:
     """Cut the text into chunks, the last one padded with zeros.
 
     Padding neither fades nor writes: its ln α, keys and values are 0.
@@ -186,6 +186,17 @@ def halves(x: Float[Tensor, "*lead C D"], m: int) -> tuple[Float[Tensor, "*lead 
     return x.unflatten(-2, (-1, 2, m)).unbind(-3)
 
 
+def of_one_length(x: Stream) -> Stream:
+    """Return x, but let a trace, which repeats the steps of its length, refuse others."""
+    if not torch.jit.is_tracing():
+        return x
+    T = int(x.shape[1])
+    fits = torch._shape_as_tensor(x)[1] == T
+    message = f"this trace serves texts of {T} tokens: trace a form with a state at the length of its texts."
+    nothing = torch.ops.aten._functional_assert_async.msg(fits, message, x.new_zeros((), device="cpu"))
+    return x + nothing.to(x)
+
+
 def unit_length(x: Key) -> Key:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)  # as in Gated DeltaNet's own code
 
@@ -203,8 +214,8 @@ class Recurrent(MultiHeadAttention):
     flops_of_state = 4.0
     """Floating-point operations for a token to read and write one number of the state."""
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(replace(config, position="none", attention_window=None))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, position="none", attention_window=None), layer_idx=layer_idx)
         self.scan = in_chunks
 
     def rates(self, x: Stream) -> Rates:
@@ -213,11 +224,12 @@ class Recurrent(MultiHeadAttention):
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Read and write the state, in float32 at least, without autocast."""
+        x = of_one_length(x)
         log_decay, beta = self.rates(x)
         if ctx.doc_starts is not None:
             # The first token of a text finds an empty state.
             is_first = ctx.places() == 0  # (B, T)
-            log_decay = log_decay.masked_fill(is_first[:, None, :, None], NOTHING)
+            log_decay = log_decay.masked_fill(is_first[:, None, :, None], LN_ZERO)
         kept = ctx.layer_cache(self.layer_idx)
         # One token, as in decoding, would fill no chunk.
         scan = token_by_token if x.shape[1] == 1 else self.scan
@@ -285,8 +297,8 @@ class GatedDelta(Recurrent):
     flops_of_state = 6.0
     fades_by_channel = False
 
-    def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(replace(config, qk_norm=False))
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, qk_norm=False), layer_idx)
         C = config.n_embd
         H = config.n_head
         self.beta = PerHead(C, H)

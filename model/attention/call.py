@@ -1,0 +1,250 @@
+"""One call of attention: all that its result depends on.
+
+    weights(q kᵀ · scale + bias) v,  over the keys that each query sees
+
+The layer makes a Call, modifiers change it, and executors.py chooses the code that computes it. A field that is None
+changes nothing. A field that is given must be served: code that does not declare it never gets the call. `dense` turns
+all that lies over the scores into two matrices, for code that takes no more.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from model.attention.choice import index_scores, indexed_keys
+from model.attention.masks import causal_mask, document_mask
+from model.attention.weighting import PLAIN, Weighting
+from model.cpu import is_recorded
+
+Query = Float[Tensor, "*lead H T D"]
+Key = Float[Tensor, "*lead Hkv S D"]
+Value = Float[Tensor, "*lead Hkv S Dv"]
+Output = Float[Tensor, "*lead H T Dv"]
+# Broadcasts to (…, H, T, S): full rank, or fewer axes.
+Overlay = Shaped[Tensor, "*#lead #H #T #S"] | Shaped[Tensor, "#T #S"] | Shaped[Tensor, "#S"] | Shaped[Tensor, ""]
+Mask = Overlay | None
+Bias = Float[Overlay, ""] | None
+Sum = tuple[Float[Tensor, "*#B H T"], Float[Tensor, "*#B H S"]]
+"""Rows and columns of a matrix: row_t + column_s."""
+
+
+class Indexer(NamedTuple):
+    """A small attention that chooses `best` keys for each query: see sparse.py.
+
+    The score of a key is Σ_j w_tj ReLU(q_tj · k_s) / √(J Di).
+    """
+
+    q: Float[Tensor, "B J T Di"]
+    k: Float[Tensor, "B S Di"]
+    w: Float[Tensor, "B T J"]
+    best: int
+    learns: bool
+    """Whether it learns to score as the attention weighs."""
+
+
+class Call(NamedTuple):
+    """The arguments of attention.
+
+    The T queries are at the last T of the S positions. A query sees itself and the keys before it; the fields below
+    hide some of these or change their scores.
+    """
+
+    q: Query
+    k: Key
+    v: Value
+    """Keys and values with Hkv heads, each of which H / Hkv query heads share."""
+    weighting: Weighting = PLAIN
+    """How scores become weights."""
+    mask: Bool[Overlay, ""] | None = None
+    """True where a query may attend, within causality, window and documents."""
+    sees_later: bool | None = None
+    """True if queries see later keys too."""
+    doc_starts: Int[Tensor, "B T"] | None = None
+    """The first key of each query's document."""
+    window: int | None = None
+    """The number of keys that a query sees, itself included."""
+    bias: Sum | None = None
+    """Rows and columns that sum to a bias."""
+    matrix: Bias = None
+    """A bias of any kind, finite."""
+    sink: Float[Tensor, " H"] | None = None
+    """The score of one more key, whose value is zero."""
+    indexer: Indexer | None = None
+    """The choice of a few keys by an indexer."""
+    dropout_p: float = 0.0
+    """The probability of dropping a weight."""
+    scale: float | None = None
+    """The factor on the products; None: 1/√D."""
+
+
+REQUIRED = ("q", "k", "v", "weighting")
+
+# Functions, not methods of Call: torch.compile does not trace a named tuple's methods where shapes are checked.
+
+
+def features(call: Call) -> list[str]:
+    """Return the names of the fields that an executor has to serve, besides REQUIRED."""
+    found = [name for name in call._fields if name not in REQUIRED and getattr(call, name) is not None]
+    if not call.dropout_p:
+        found.remove("dropout_p")
+    # A window that all keys fit into hides none. A recorded call has no length to compare it with.
+    if call.window is not None and not is_recorded() and call.window >= call.k.shape[-2]:
+        found.remove("window")
+    return found
+
+
+def lengths(call: Call) -> tuple[int, int]:
+    """Return the numbers of queries and keys, T and S."""
+    return call.q.shape[-2], call.k.shape[-2]
+
+
+def contradiction(call: Call) -> str | None:
+    """Return why no code computes a call, whose fields mean nothing together; None if they do."""
+    if call.sink is not None and call.weighting.no_sink is not None:
+        return f"a sink means nothing under {call.weighting.name}: {call.weighting.no_sink}."
+    if call.window is not None and call.sees_later:
+        return "a window ends at a query's own key: leave out window, or sees_later."
+    return None
+
+
+def scale_of(call: Call) -> float:
+    """Return the factor on the products."""
+    return call.q.shape[-1] ** -0.5 if call.scale is None else call.scale
+
+
+def add_bias(call: Call, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*#B H S"]) -> Call:
+    """Return the call with row_t + column_s added to its scores."""
+    if call.bias is not None:
+        row = row + call.bias[0]
+        column = column + call.bias[1]
+    return call._replace(bias=(row, column))
+
+
+def add_matrix(call: Call, matrix: Float[Tensor, "*#B #H #T S"]) -> Call:
+    """Return the call with a bias of any kind added to its scores.
+
+    It forgoes the code that makes no (T, S) matrix.
+    """
+    return call._replace(matrix=matrix if call.matrix is None else call.matrix + matrix)
+
+
+def add_sink(call: Call, score: Float[Tensor, " H"]) -> Call:
+    """Return the call with one more key of a score, whose value is zero."""
+    # Two such keys are one, of score ln(eᵃ + eᵇ).
+    return call._replace(sink=score if call.sink is None else torch.logaddexp(call.sink, score))
+
+
+def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."] | None:
+    """Return where a query may attend as one matrix, or None if causality alone may hide a key.
+
+    index: the scores of the call's indexer, if they are there already.
+    """
+    T, S = lengths(call)
+    has_window = "window" in features(call)
+    mask = call.mask
+    if call.doc_starts is not None:
+        same_text = document_mask(call.doc_starts, S)
+        mask = same_text if mask is None else mask & same_text
+    if has_window or ((mask is not None or call.indexer is not None) and hides_later(call)):
+        causal = causal_mask(T, S, call.q.device, call.window)
+        mask = causal if mask is None else mask & causal
+    if call.indexer is not None:
+        seen = torch.ones((), dtype=torch.bool, device=call.q.device) if mask is None else mask
+        index = index_scores(*call.indexer[:3]) if index is None else index
+        mask = indexed_keys(index.detach(), seen, call.indexer.best)
+    return mask
+
+
+def hides_later(call: Call) -> bool:
+    """Return whether causality may hide a key; from a single query, the last, it hides none."""
+    return not call.sees_later and (is_recorded() or call.q.shape[-2] != 1)
+
+
+def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool = False) -> Call:
+    """Return the call with matrices in place of all that lies over its scores.
+
+    Causality joins the mask, if there is one.
+
+    index: the scores of the call's indexer, if they are there already.
+    sink_in_front: make of the sink a key of value zero before all others, for code that knows no sink. In front,
+        because some weightings count keys from the last one, a query's own.
+    """
+    k = call.k
+    v = call.v
+    S = k.shape[-2]
+    mask = visible_keys(call, index)
+    sees_later = True if mask is not None or not hides_later(call) else None
+
+    # The bias, in the type of the scores.
+    dtype = torch.promote_types(call.q.dtype, torch.float32)
+    matrix = None if call.matrix is None else call.matrix.to(dtype)
+    if call.bias is not None:
+        row, column = call.bias
+        summed = (row[..., None] + column[..., None, :]).to(dtype)
+        matrix = summed if matrix is None else summed + matrix
+
+    sink = None if call.sink is None else call.sink.to(dtype)
+    if sink is not None and sink_in_front:
+        k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
+        column = sink[:, None, None]  # (H, 1, 1)
+        others = column.new_zeros(len(sink), 1, S) if matrix is None else matrix.expand(*matrix.shape[:-1], S)
+        shape = torch.broadcast_shapes(column.shape[:-1], others.shape[:-1])
+        matrix = torch.cat((column.expand(*shape, 1), others.expand(*shape, S)), -1)
+        if mask is not None:
+            mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
+        sink = None
+    laid = Call(call.q, k, v, call.weighting, mask, sees_later, matrix=matrix, sink=sink)
+    return laid._replace(dropout_p=call.dropout_p, scale=scale_of(call))
+
+
+def dense(
+    call: Call,
+    index: Tensor | None = None,
+    sink_in_front: bool = False,
+) -> tuple[Call, Bool[Tensor, "..."] | None]:
+    """Return the call with a mask and a matrix over its scores, and which queries see a key.
+
+    Keys and values get all H heads. The mask is None if every pair is allowed. The second result, (…, T, 1), is None if
+    every query sees a key. A softmax over nothing is 0/0, and its NaN survives multiplication by zero, forwards and
+    backwards. So the mask opens the row of a query that may attend nowhere to every key. The caller then fills this row
+    of the result with zeros, through which no gradient flows.
+
+    index, sink_in_front: as for with_matrices().
+    """
+    q = call.q
+    H, T = q.shape[-3:-1]
+    laid = with_matrices(call, index, sink_in_front)
+    S = laid.k.shape[-2]
+    mask = laid.mask
+    may_see_none = mask is not None
+    if mask is None and not laid.sees_later:
+        # With a key for every query each sees at least its own.
+        mask = causal_mask(T, S, q.device)
+        may_see_none = is_recorded() or T > S
+
+    has_keys = None
+    if mask is not None and may_see_none:
+        has_keys = mask.any(-1, keepdim=True)
+        mask = mask | ~has_keys
+    k = repeat_heads(laid.k, H)
+    v = repeat_heads(laid.v, H)
+    return laid._replace(k=k, v=v, mask=mask, sees_later=True), has_keys
+
+
+def repeat_heads(x: Shaped[Tensor, "*lead Hkv S D"], H: int) -> Shaped[Tensor, "*lead {H} S D"]:
+    """Give every query head its own copy of the key/value head it shares (Ainslie et al. 2023)."""
+    return x if x.shape[-3] == H else x.repeat_interleave(H // x.shape[-3], dim=-3)
+
+
+def check_broadcast(name: str, overlay: Tensor, to: tuple[int, ...]) -> None:
+    """Raise ValueError unless the tensor broadcasts to the shape (…, H, T, S).
+
+    Leading axes may be missing.
+    """
+    shape = overlay.shape
+    if len(shape) > len(to) or any(n not in (1, m) for n, m in zip(reversed(shape), reversed(to), strict=False)):
+        remedy = "a (B, S) padding mask goes through padding_mask() first"
+        raise ValueError(f"{name} {tuple(shape)} does not broadcast to (…, H, T, S) = {tuple(to)}; {remedy}.")

@@ -1,0 +1,83 @@
+"""The command that prints which code computes an attention, and the table of docs/hardware.md, which it makes."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import SettingsError
+from model.attention import FORMS, MODIFIERS, SETTINGS
+from model.attention.choose import CASES, main, name_of, table
+
+PAGE = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text(encoding="utf-8")
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def test_the_table_of_the_page_is_the_commands():
+    assert table() in PAGE, f"docs/hardware.md should have this table:\n{table()}"
+    assert {*FORMS} <= {*CASES}
+
+
+def test_each_line_names_a_place_what_runs_and_why_each_faster_one_does_not(capsys):
+    main(["sdpa+forget+window/delta"])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "layers of 8 query heads of 64 channels and 2 key heads; window: 64"
+    assert lines[0] == "sdpa+forget+window" and lines[13] == "delta" and len(lines) == 26
+    long = next(line for line in lines if re.match("  cpu +float32 +1,024 tokens", line))
+    assert re.split(" {2,}", long.strip())[3:] == [
+        "chunks",
+        "folded and varlen: not on cpu; half: not in half precision; bmm: more than 256 tokens; fused: no window, bias",
+    ]
+    token = next(line for line in lines if re.match("  cuda +bfloat16 +1 token, 1,024 keys", line))
+    assert re.split(" {2,}", token.strip())[3:] == [
+        "fused_matrix",
+        "folded and varlen and chunks: one token; half and bmm: not on cuda; fused: no bias",
+    ]
+    assert all(line.endswith("a state") for line in lines[14:])
+
+
+@pytest.mark.parametrize("modifier", [*SETTINGS, *MODIFIERS])
+def test_every_modifier_has_an_answer_everywhere(modifier, capsys):
+    main([f"sdpa+{modifier}"])
+    assert len(capsys.readouterr().out.splitlines()) == 14
+
+
+@pytest.mark.parametrize(
+    ("case", "place", "lengths", "name"),
+    [
+        ("sdpa", ("cpu", FP32), (256, 256), "bmm"),
+        ("sdpa", ("cpu", FP32), (257, 257), "fused"),
+        ("sdpa", ("cpu", BF16), (256, 256), "half"),
+        ("sdpa", ("cuda", BF16), (257, 257), "folded"),
+        ("sdpa", ("mps", FP32), (257, 257), "fused"),
+        ("sigmoid", ("cpu", FP32), (256, 256), "weighted"),
+        ("sigmoid", ("cuda", FP32), (257, 257), "chunks"),
+        ("sigmoid", ("mps", FP32), (257, 257), "weighted"),
+        ("softmax1+window", ("cuda", BF16), (257, 257), "chunks"),  # varlen would lose the null key
+        ("sdpa+window", ("cuda", BF16), (257, 257), "varlen"),
+        ("sdpa+window", ("cuda", BF16), (30, 257), "varlen"),
+        ("sdpa+window dropout", ("cuda", BF16), (257, 257), "chunks"),
+        ("sdpa+window", ("cpu", FP32), (30, 30), "bmm"),  # which all keys fit into
+        ("index", ("cpu", FP32), (257, 257), "chunks"),
+        ("index", ("cpu", FP32), (1, 257), "fused_matrix"),
+    ],
+)
+def test_what_runs_at_the_borders_of_length_device_and_type(case, place, lengths, name):
+    assert name_of(case, *place, *lengths) == name
+
+
+def test_a_form_of_ones_own_is_explained_too_and_a_mistake_is_a_sentence(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from model.attention.contract import from_weights\nfrom model.attention.registry import form\n"
+        "@form('flat')\n@from_weights\ndef flat(scores):\n    return (scores / 2).softmax(-1)\n"
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr("model.attention.code.RAN", {})
+        main(["flat+sink", f"code={file}"])
+        FORMS.pop("flat")
+    found = {re.split(" {2,}", line.strip())[3] for line in capsys.readouterr().out.splitlines()[2:]}
+    assert found == {"weighted", "half_weighted"}
+    with pytest.raises(SettingsError, match="'spda' is no form: did you mean sdpa"):
+        main(["spda"])
