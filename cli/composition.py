@@ -3,22 +3,18 @@
 Torch is imported only where with_torch() is called: most mistakes in settings are answered before.
 """
 
-import argparse
 import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import hydra
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -38,6 +34,7 @@ from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
 from common.text import flat, literal, quote
 from runs.summary import begin_job, fail_job, has_checkpoints
+from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
 from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
@@ -83,7 +80,7 @@ def compose_settings(typed: dict[str, str]) -> TrainConfig:
 
     Typed values are literal: no character has a meaning for Hydra.
     """
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **VERSION_BASE):
         overrides = [f"{name}={quote(value)}" for name, value in typed.items()]
         cfg = compose("train", overrides, return_hydra_config=True)
     config = to_settings(cfg, typed)
@@ -113,35 +110,15 @@ def call_hydra(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.process")
     with help_unchecked():
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(job)()
-
-
-@contextmanager
-def help_unchecked() -> Iterator[None]:
-    """Let hydra-core 1.3 make its parser on Python 3.14.
-
-    There argparse refuses one of its help texts, and Hydra has no public way to give it another parser. hydra-core 1.4
-    does the same itself, and ends this function.
-    """
-    parser = argparse.ArgumentParser
-    check = getattr(parser, "_check_help", None)  # from Python 3.14 on
-    if check is None or not hydra.__version__.startswith("1.3."):
-        yield
-        return
-    parser._check_help = lambda *_: None  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        parser._check_help = check  # type: ignore[attr-defined]
+        main(config_path=str(CONF), config_name="train")(job)()
 
 
 def register_schema(inherited: dict[str, Any]) -> None:
     """Give Hydra the nodes that conf/train.yaml calls train_schema and inherited."""
     # short_id ends the names of new sweeps' folders: two sweeps that start in the same second need one each.
-    OmegaConf.register_new_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True, replace=True)
+    register_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True)
     # Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${floordiv:${max_steps},0.5}.
-    OmegaConf.register_new_resolver("floordiv", lambda a, b: int(float(a) // float(b)), replace=True)
-    store = ConfigStore.instance().store
+    register_resolver("floordiv", lambda a, b: int(float(a) // float(b)))
     store(name="train_schema", node=literal(asdict(TrainConfig())))
     store(name="inherited", node=literal(inherited))
     # Hydra's usual sweeper is called basic. As an override in conf/train.yaml ours would hide an experiment's choice.
@@ -184,7 +161,8 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> Tr
     check_typed(typed, is_sweep=True)
     cfg = compose()
     try:
-        config = to_settings(cfg, typed)
+        with no_job():
+            config = to_settings(cfg, typed)
     except InterpolationKeyError:
         raise
     except InterpolationResolutionError:  # a value that only the job knows, such as ${hydra:job.num}

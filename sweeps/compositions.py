@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -31,9 +32,21 @@ class Compositions:
         """composed: the settings of the sweep, as Hydra composed them."""
         self.loader = loader
         self.composed = copy.deepcopy(composed)
+        self.typed: Any = OmegaConf.to_container(composed.hydra.overrides.hydra)  # as they are written
+        """The typed settings of Hydra."""
 
-    def load(self, overrides: Iterable[str]) -> DictConfig:
-        return self.loader.load_sweep_config(self.composed, list(overrides))
+    def load(self, overrides: Iterable[str], typed: Sequence[str] | None = None) -> DictConfig:
+        """Compose as load_sweep_config() of Hydra does, which from 1.4 on refuses options that bring such settings.
+
+        Its sentence does not name the option.
+        """
+        cfg = self.loader.load_configuration(
+            config_name=self.composed.hydra.job.config_name,
+            overrides=[*(self.typed if typed is None else typed), *overrides],
+            run_mode=RunMode.RUN,
+        )
+        OmegaConf.copy_cache(from_config=self.composed, to_config=cfg)  # the times and random names of the sweep
+        return cfg
 
     def of_job(self, job: Sequence[str]) -> DictConfig:
         """Compose a job as Hydra will; SettingsError if it brings settings of the sweep."""
@@ -59,10 +72,8 @@ class Compositions:
     def brought_by(self, option: str) -> list[str]:
         """Return the settings of the sweep that an option of a group brings."""
         # Without the typed settings of Hydra: some may exist with this option alone, such as those of its sweeper.
-        bare = copy.deepcopy(self.composed)
-        typed = bare.hydra.overrides.hydra
-        bare.hydra.overrides.hydra = [one for one in typed if one.startswith(("hydra/", "hydra.searchpath"))]
-        return brings(self.loader.load_sweep_config(bare, [option]), self.loader.load_sweep_config(bare, []))
+        typed = [one for one in self.typed if one.startswith(("hydra/", "hydra.searchpath"))]
+        return brings(self.load([option], typed), self.load([], typed))
 
     def refuse_clash(self, typed: Iterable[Override]) -> None:
         """Raise SettingsError if two options bring the same setting of the sweep.
@@ -104,3 +115,11 @@ def sweep_settings(cfg: DictConfig) -> dict[str, Any]:
     hydra: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
     parts = {name: hydra[name] for name in ("sweeper", "launcher", "callbacks")}
     return flat({"hydra": parts | {"sweep": {"dir": hydra["sweep"]["dir"]}}})
+
+
+def writable(composed: DictConfig) -> DictConfig:
+    """Return a copy that may be changed; Hydra 1.4 gives a sweep settings that may not."""
+    copied = copy.deepcopy(composed)
+    OmegaConf.set_readonly(copied, False)
+    OmegaConf.set_readonly(copied.hydra, False)
+    return copied

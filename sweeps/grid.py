@@ -22,7 +22,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from common.console import ending_signals
 from common.errors import SettingsError
@@ -32,7 +32,8 @@ from common.text import flat, hydra_quoted, literal, plural, quote, visible
 from runs.directory import lock_run, settings_of_result
 from runs.origin import PROJECT_HASH
 from runs.summary import fail_job, read_job, read_summary
-from sweeps.compositions import Compositions
+from sweeps.compositions import Compositions, writable
+from sweeps.hydra_versions import register_resolver
 from sweeps.leaderboard import write_leaderboard
 from training.config import TrainConfig
 
@@ -48,7 +49,7 @@ def jobs_at_once() -> int:
     return torch.accelerator.device_count() or min(joblib.cpu_count(), processors())
 
 
-OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, use_cache=True, replace=True)
+register_resolver("jobs_at_once", jobs_at_once, use_cache=True)
 
 
 @dataclass(eq=False)
@@ -76,6 +77,7 @@ class Grid(Sweeper):
         """
         self.loader: ConfigLoader = hydra_context.config_loader
         self.compositions = Compositions(self.loader, config)  # before the folder is fixed
+        config = writable(config)
 
         # Check the settings of hydra.launcher and hydra.sweeper.
         launcher = config.hydra.runtime.choices["hydra/launcher"]

@@ -35,6 +35,7 @@ from model.attention.contract import attention_function
 from model.config import AttentionConfig, GPTConfig
 from model.gpt import GPT
 from model.heads import for_each_layer
+from sweeps.hydra_versions import VERSION_BASE
 from training.config import ScheduleConfig, TrainConfig
 
 register_schema({})
@@ -194,13 +195,13 @@ def run_here(
 
 def settings_of(*overrides: str) -> TrainConfig:
     """What train.py makes of these overrides."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **VERSION_BASE):
         return to_settings(compose("train", list(overrides)), [override.partition("=")[0] for override in overrides])
 
 
 def preset_settings(name: str) -> dict:
     """What conf/model/NAME.yaml sets, itself or by the preset that it begins with."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **VERSION_BASE):
         return OmegaConf.to_container(compose(f"model/{name}").get("model", {}))
 
 

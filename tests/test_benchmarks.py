@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_dir
 import training.device
 from cli.composition import to_settings
 from cli.overrides import CONF
+from sweeps.hydra_versions import VERSION_BASE
 from train import train_step
 from training.plan import predict_memory
 
@@ -162,7 +163,7 @@ def test_the_same_recipe_is_given_to_both_codes(name):
     from time_to_loss import in_nanogpts_shape
 
     recipe = getattr(nanogpt, name)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **VERSION_BASE):
         config = to_settings(compose("train", [*in_nanogpts_shape(recipe), "run_dir=null"]))
     model, optimizer, schedule = config.model, config.optimizer, config.schedule
     assert (config.batch_size, config.max_steps) == (recipe["batch_size"], recipe["max_iters"])

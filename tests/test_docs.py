@@ -30,6 +30,7 @@ from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
 from model.attention.code import RAN, run_code
+from sweeps.hydra_versions import VERSION_BASE
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -168,7 +169,7 @@ def test_every_command_shown_has_settings_that_exist(page):
 @functools.cache
 def compose_once(*overrides: str) -> None:
     """Let train.py read a command; pages repeat theirs."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **VERSION_BASE):
         to_settings(compose("train", [*overrides]))
 
 

@@ -158,8 +158,9 @@ def test_each_cuda_device_has_a_job_or_else_each_core(monkeypatch):
 
 
 MISTAKES = {
-    "hydra.launcher.n_jobs=0": "hydra/launcher=joblib gave up (n_jobs == 0",
-    "hydra.launcher.n_jobs=two": "hydra.launcher.n_jobs cannot be read (Value 'two'",
+    "hydra.launcher.n_jobs=0": r"hydra/launcher=joblib gave up \(n_jobs == 0",
+    # Only the launcher for Hydra 1.3 has a schema.
+    "hydra.launcher.n_jobs=two": "n_jobs cannot be read \\(Value 'two'|gave up \\(n_jobs could not be converted",
     "hydra.launcher.jobs=2": "there is no setting hydra.launcher.jobs",
 }
 
@@ -169,7 +170,7 @@ MISTAKES = {
 def test_a_mistake_ends_in_one_sentence_and_status_1(mistake, tmp_path):
     result = run_here("-m", "hydra/launcher=joblib", mistake, "seed=1,2", cwd=tmp_path)
     assert result.returncode == 1 and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-    assert MISTAKES[mistake] in result.stderr
+    assert re.search(MISTAKES[mistake], result.stderr), result.stderr
 
 
 @pytest.mark.slow

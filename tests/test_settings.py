@@ -34,6 +34,7 @@ from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
 from model.config import GPTConfig
+from sweeps.hydra_versions import VERSION_BASE
 from training.config import OptimizerConfig, ScheduleConfig, TrainConfig, WandbConfig
 
 SCHEMAS = {"train.py": TrainConfig, "sample.py": SampleConfig, "eval.py": EvalConfig, "export.py": ExportConfig}
@@ -50,7 +51,7 @@ def composed(*typed: str) -> TrainConfig:
     try:
         if not is_sweep:
             return compose_settings(values)
-        with initialize_config_dir(str(CONF), version_base="1.3"):
+        with initialize_config_dir(str(CONF), **VERSION_BASE):
             return to_settings(compose("train", arguments))
     finally:
         register({})

@@ -55,6 +55,7 @@ from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job, read_summary
 from sweeps.compositions import Compositions
 from sweeps.grid import Grid
+from sweeps.hydra_versions import VERSION_BASE
 from sweeps.leaderboard import (
     ACTIVE,
     comma_separated,
@@ -502,7 +503,7 @@ def test_values_that_a_grid_cannot_take_are_refused_before_any_run(given, argume
 )
 def test_a_job_that_cannot_run_is_known_before_its_text_is_read(job, said):
     register_schema({})
-    with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(SettingsError, match=re.escape(said)):
+    with initialize_config_dir(str(CONF), **VERSION_BASE), pytest.raises(SettingsError, match=re.escape(said)):
         check_job(job.split(), lambda: compose("train", job.split(), return_hydra_config=True))
 
 
@@ -652,7 +653,7 @@ def test_a_clusters_jobs_are_not_checked_against_this_machine():
     for launcher in ("basic", "submitit_slurm"):
         sweeper = Grid()
         sweeper.task_function = SimpleNamespace(check=check_job)
-        with initialize_config_dir(str(CONF), version_base="1.3"):
+        with initialize_config_dir(str(CONF), **VERSION_BASE):
             loader = GlobalHydra.instance().config_loader()
             config = loader.load_configuration("train", [f"hydra/launcher={launcher}"], RunMode.MULTIRUN)
             sweeper.compositions = Compositions(loader, config)

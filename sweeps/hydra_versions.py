@@ -1,0 +1,76 @@
+"""hydra-core 1.3 and 1.4: what has another name or another argument in each.
+
+Every difference is here, so that the end of 1.3 removes this file and little else.
+"""
+
+import argparse
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+IS_1_3 = hydra.__version__.startswith("1.3.")
+VERSION_BASE = {"version_base": "1.3"} if IS_1_3 else {}
+"""For hydra.main() and initialize_config_dir(): 1.3 warns without it, 1.4 warns with it."""
+TRUSTED = (
+    "hydra._internal.core_plugins.*",
+    "hydra_plugins.*",
+)
+"""What 1.4 may instantiate of a composition: launchers, sweepers and callbacks."""
+
+
+def main(**arguments: Any) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
+    """Return hydra.main(), in 1.4 with TRUSTED."""
+    if not IS_1_3:
+        arguments["execution_whitelist"] = TRUSTED
+    return hydra.main(**VERSION_BASE, **arguments)
+
+
+def register_resolver(name: str, resolver: Callable[..., Any], use_cache: bool = False) -> None:
+    """Register the resolver of ${name:…}."""
+    # The OmegaConf of 1.3 has a register_resolver too, of earlier versions.
+    register: Any = OmegaConf.register_new_resolver if IS_1_3 else OmegaConf.register_resolver
+    register(name, resolver, use_cache=use_cache, replace=True)
+
+
+def store(**arguments: Any) -> None:
+    """Store a configuration, in place of one that has its name."""
+    if "replace" in inspect.signature(ConfigStore.store).parameters:  # from 1.4 on, which warns otherwise
+        arguments["replace"] = True
+    ConfigStore.instance().store(**arguments)
+
+
+@contextmanager
+def no_job() -> Iterator[None]:
+    """Leave ${hydra:…} without a value, which a job alone knows; 1.4 would take the sweep's, or null."""
+    config = HydraConfig.instance()
+    of_sweep = config.cfg
+    config.cfg = None
+    try:
+        yield
+    finally:
+        config.cfg = of_sweep
+
+
+@contextmanager
+def help_unchecked() -> Iterator[None]:
+    """Let hydra-core 1.3 make its parser on Python 3.14.
+
+    There argparse refuses one of its help texts, and Hydra has no public way to give it another parser. hydra-core 1.4
+    needs no such help.
+    """
+    parser = argparse.ArgumentParser
+    check = getattr(parser, "_check_help", None)  # from Python 3.14 on
+    if check is None or not IS_1_3:
+        yield
+        return
+    parser._check_help = lambda *_: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        parser._check_help = check  # type: ignore[attr-defined]
