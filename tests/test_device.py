@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import math
 import os
 import random
 import select
@@ -25,6 +26,7 @@ import training.distributed
 from common.console import progress_bar
 from common.errors import SettingsError
 from model.config import GPTConfig
+from model.size import flops_per_token, without_weights
 from train import train, train_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import (
@@ -207,23 +209,51 @@ def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch):
     assert isinstance(forward, Wrapped) and forward.module is model
 
 
-def test_long_runs_compile_on_a_gpu_others_when_asked_and_where_torch_cannot_it_says_so_once(monkeypatch, caplog):
-    def chosen(device, compile="auto", steps=2000, minutes=None):
-        return choose_compile(TrainConfig(compile=compile, max_minutes=minutes), torch.device(device), steps)
+def compiles(device, compile="auto", steps=2000, minutes=None, before=None, **settings):
+    model = replace(GPTConfig(), vocab_size=257, **settings)
+    config = TrainConfig(compile=compile, max_steps=steps, max_minutes=minutes, model=model)
+    return choose_compile(config, torch.device(device), without_weights(model), before)
 
-    monkeypatch.setattr(torch, "compile", lambda function: lambda x: x)
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """A Linux on which torch can compile."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("training.start.can_compile", lambda *_, **__: True)
+
+
+def test_long_runs_compile_others_when_asked(compiler, monkeypatch):
+    assert compiles("cuda") and not compiles("cuda", "off")
+    assert not compiles("cuda", steps=1999) and compiles("cuda", steps=None, minutes=10)
+    assert not compiles("cuda", steps=None, minutes=9) and not compiles("cuda", steps=2000, minutes=9)
+    # On a CPU by the arithmetic of the run: 5 minutes at 50 GFLOP/s a thread.
+    flops = flops_per_token(without_weights(replace(GPTConfig(), vocab_size=257))) * TrainConfig().tokens_per_step
+    steps = math.ceil(300 * 50e9 * torch.get_num_threads() / flops)
+    assert compiles("cpu", steps=steps) and not compiles("cpu", steps=steps - 1) and compiles("cpu", "on", steps=1)
+    assert compiles("cpu", steps=None, minutes=5) and not compiles("cpu", steps=None, minutes=4.9)
+    assert not compiles("cpu", steps=steps, minutes=4.9) and not compiles("mps", steps=steps)
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not compiles("cpu", steps=steps) and not compiles("cuda")
+
+
+def test_a_resumed_run_compiles_if_it_did_before(compiler):
+    for before in (True, False):
+        assert compiles("cpu", steps=1, before=before) == before == compiles("cpu", steps=10**9, before=before)
+    assert compiles("cpu", "on", before=False) and not compiles("cpu", "off", before=True)
+
+
+def test_where_torch_cannot_compile_it_says_so_once_but_not_of_a_cpu(monkeypatch, caplog):
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     monkeypatch.setattr("sys.platform", "linux")
-    assert chosen("cuda") and chosen("cpu", "on") and not chosen("cpu") and not chosen("cuda", "off")
-    assert not chosen("cuda", steps=1999) and chosen("cuda", steps=None, minutes=10)
-    assert not chosen("cuda", steps=None, minutes=9) and not chosen("cuda", steps=2000, minutes=9)
     monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=RuntimeError("no C compiler\nin many lines")))
     with caplog.at_level(logging.WARNING):
-        assert not chosen("cuda")
+        assert not compiles("cpu", steps=10**9) and not caplog.messages
+        assert not compiles("cuda")
     (said,) = caplog.messages
-    assert "no C compiler" in said and "many lines" not in said
-    with pytest.raises(SettingsError, match="compile=on: torch cannot compile here"):
-        chosen("cuda", "on")
+    assert "no C compiler" in said and "many lines" not in said and said.endswith("install a C compiler and Triton.")
+    for device, needed in (("cuda", "a C compiler and Triton"), ("cpu", r"a C\+\+ compiler")):
+        with pytest.raises(SettingsError, match=rf"compile=on: torch cannot compile here.*: install {needed}, or set"):
+            compiles(device, "on")
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_predicting_takes_no_memory_and_less_is_predicted_where_less_is_kept(tra
 
 
 def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config, monkeypatch):
-    monkeypatch.setattr(plan, "seconds_per_step", lambda step, config, micro, **_: (0.5, micro))
+    monkeypatch.setattr(plan, "seconds_per_step", lambda step, config, micro, **_: (0.5, micro, 0.5))
     config = replace(train_config, eval_interval=10**6, micro_batch_size=2)
     report = plan_run(train_step, config)
     said = "weights   embedding 8,224, |, for 257 ids|compute |cache |run       20 steps of 8 × 16 tokens, "
@@ -160,9 +160,31 @@ def test_a_step_is_measured_on_the_windows_of_a_micro_batch_unless_one_takes_too
 
     monkeypatch.setattr(plan.time, "perf_counter", lambda: now[0])
     for took, windows in ((4.9, 4), (5.1, 1)):
-        found = plan.seconds_per_step(train_step, train_config, 4, CPU, torch.float32)
-        assert found == (pytest.approx(took * 8), windows) and taken == [1, 1, 1, 1, 4, 4, 4, 4][: len(taken)]
+        found = plan.seconds_per_step(
+            train_step, train_config, compiled=False, micro=4, device=CPU, dtype=torch.float32
+        )
+        assert found == (pytest.approx(took * 8), windows, pytest.approx(took * windows))
+        assert taken == [1, 1, 1, 1, 4, 4, 4, 4][: len(taken)]
         taken.clear()
+
+
+def test_a_plan_of_a_run_that_compiles_measures_both_ways(train_config, monkeypatch):
+    def seconds(train_step, config, *, compiled, micro, **_):
+        """Compiled, twice as fast, after 20 s."""
+        share = flops_per_token(without_weights(config.model)) * config.tokens_per_step / 1e9
+        return (share / 2, micro, 20.0) if compiled else (share, 1, share)
+
+    monkeypatch.setattr(plan, "seconds_per_step", seconds)
+    monkeypatch.setattr(plan, "choose_compile", lambda config, *_: config.compile == "on")
+    sizes = []
+    for way in ("off", "on"):
+        report = plan_run(train_step, replace(train_config, max_steps=None, max_minutes=1.0, compile=way))
+        measured = "uncompiled on 1 sequence" if way == "off" else "compiled, which took 20.0 s, on 8 sequences"
+        assert f"measured {measured} on cpu" in report
+        rate = float(re.search(r"tokens/s, ([\d.]+) GFLOP/s", report)[1])
+        assert rate == pytest.approx(1 if way == "off" else 2, rel=0.01)
+        sizes.append(int(re.search(r"text: ([\d,]+) parameters", report)[1].replace(",", "")))
+    assert sizes[1] >= sizes[0]
 
 
 @pytest.mark.slow
@@ -289,7 +311,7 @@ def sized(train_config, monkeypatch, minutes, count):
     """Return the lines about size for a machine of 1e11 FLOP/s, and the settings that they name."""
 
     def seconds(train_step, config, **others):
-        return config.tokens_per_step * flops_per_token(without_weights(config.model)) / 1e11, 1
+        return config.tokens_per_step * flops_per_token(without_weights(config.model)) / 1e11, 1, 0.0
 
     monkeypatch.setattr(plan, "seconds_per_step", seconds)
     monkeypatch.setattr(plan, "predict_memory", lambda *given, **named: plan.Memory(1, 1, 1, 1, 1))

@@ -151,19 +151,21 @@ def fast_products(device: torch.device, dtype: torch.dtype = torch.float32) -> I
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-def can_compile(device: torch.device, *, is_required: bool) -> bool:
+def can_compile(device: torch.device, *, is_required: bool, warns: bool = True) -> bool:
     """Return whether torch can compile for the device, and warn if it cannot.
 
-    Raises SettingsError instead if it `is_required`, by compile=on.
+    warns: whether to do so. Raises SettingsError instead if it `is_required`, by compile=on.
     """
     try:
         torch.compile(torch.neg)(torch.zeros(8, device=device))
     except Exception as error:  # Triton, the C compiler and torch document no types
         problem = f"torch cannot compile here ({first_line(error)})"
+        needed = "a C++ compiler" if device.type == "cpu" else "a C compiler and Triton"
         if is_required:
-            remedy = "install a C compiler and Triton, or set compile=off"
+            remedy = f"install {needed}, or set compile=off"
             raise SettingsError(f"compile=on: {problem}", remedy) from None
-        log.warning("%s: training goes on uncompiled, which is slower; install a C compiler and Triton.", problem)
+        if warns:
+            log.warning("%s: training goes on uncompiled, which is slower; install %s.", problem, needed)
         return False
     return True
 

@@ -29,13 +29,13 @@ from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token, without_weights
 from training.config import TrainConfig
 from training.device import DEVICES, choose_device, choose_precision, fast_products, memory_of
-from training.distributed import Ranks, with_recompute
+from training.distributed import Ranks, parallelize, with_recompute
 from training.evaluation import evaluation_tokens, score_batch
 from training.guest import generator_kept, process_kept
 from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
-from training.start import check_machine, open_data, refuse_too_large, with_vocabulary
+from training.start import check_machine, choose_compile, open_data, refuse_too_large, with_vocabulary
 from training.terminal import EPOCHS, describe, epochs
 from training.threads import threads_of_run
 
@@ -134,7 +134,7 @@ def predict_memory(
     return Memory(weights, weights, state, activations, live.most)
 
 
-def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype) -> Run:
+def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype, compiled: bool = False) -> Run:
     """Return a run of one process on made-up text, whose only use is to take steps."""
     with device:
         model = with_recompute(GPT(config.model), config)
@@ -151,7 +151,8 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype)
         config.batch_size,
         config.seed,
     )
-    return Run(config, device, precision, data, model, ddp_model=model)
+    ddp_model = parallelize(model, Ranks(), device, compiled)
+    return Run(config, device, precision, data, model, ddp_model, compiled=compiled)
 
 
 @process_kept()
@@ -219,23 +220,30 @@ def here(
 
     # Measure a step, which gives the time of the run.
     measure = partial(seconds_per_step, train_step, micro=micro, device=device, dtype=precision)
-    seconds, sequences = measure(config)
+    seconds, sequences, _ = measure(config, compiled=False)
+    way = "uncompiled"
+    gain = 1.0
+    if choose_compile(config, device, without_weights(config.model)):
+        uncompiled = seconds
+        seconds, sequences, first = measure(config, compiled=True)
+        way = f"compiled, which took {duration(first)},"
+        gain = uncompiled / seconds
     rate = config.tokens_per_step / seconds
-    measured = f"measured uncompiled on {plural(sequences, 'sequence')} on {device}"
+    measured = f"measured {way} on {plural(sequences, 'sequence')} on {device}"
     speed = f"          {seconds:.3g} s a step: {si(rate)}tokens/s, {si(rate * flops)}FLOP/s, {measured}"
     lines += [time_line(config, seconds, data), speed]
     # Weights that exist already have their size.
     if isinstance(data, TokenDataset) and not (config.init_from or config.resume):
-        lines += size_lines(config, data, rate * flops, measure)
+        lines += size_lines(config, data, rate * flops, lambda other: measure(other, compiled=False)[0] / gain)
     return lines
 
 
 def size_lines(
-    config: TrainConfig, data: TokenDataset, rate: float, measure: Callable[[TrainConfig], tuple[float, int]]
+    config: TrainConfig, data: TokenDataset, rate: float, measure: Callable[[TrainConfig], float]
 ) -> list[str]:
     """Return the lines that name the model for max_minutes and the text, as a command to copy.
 
-    rate: the FLOP/s of the model in config. measure: returns the seconds of a step first.
+    rate: the FLOP/s of the model in config. measure: returns the seconds of a step.
     """
     minutes = config.max_minutes
     if minutes is None:
@@ -258,7 +266,7 @@ def size_lines(
         widths = itertools.dropwhile(is_too_small, itertools.count(32, 32))
         chosen = with_width(config, next(widths))
         model = without_weights(chosen.model)
-        seconds, _ = measure(chosen)
+        seconds = measure(chosen)
         rate = flops_per_token(model) * config.tokens_per_step / seconds
 
     # Write the run's command. A short text is read many times: dropout delays that it is learned by heart.
@@ -295,15 +303,26 @@ def with_width(config: TrainConfig, width: int) -> TrainConfig:
 
 
 def seconds_per_step(
-    train_step: TrainStep, config: TrainConfig, micro: int, device: torch.device, dtype: torch.dtype
-) -> tuple[float, int]:
-    """Return the seconds of a step, and the number of sequences on which they were measured."""
+    train_step: TrainStep,
+    config: TrainConfig,
+    *,
+    compiled: bool,
+    micro: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[float, int, float]:
+    """Return the seconds of a step, the number of sequences on which they were measured, and the first step's seconds.
+
+    The first step of a compiled run compiles.
+    """
     # Time one sequence, then a micro-batch if that takes no more than 20 s. Other programs slow a step down, so the
     # fastest of three counts.
-    for sequences in (1, micro):
-        run = trial_run(replace(config, batch_size=sequences, micro_batch_size=None), device, dtype)
+    for sequences in (micro,) if compiled else (1, micro):
+        run = trial_run(replace(config, batch_size=sequences, micro_batch_size=None), device, dtype, compiled)
         with fast_products(device, dtype):
+            started = time.perf_counter()
             train_step(run, 0)[0].item()  # warms up; item() waits for the device
+            first = time.perf_counter() - started
             each = math.inf
             for step in range(1, 4):
                 started = time.perf_counter()
@@ -311,7 +330,7 @@ def seconds_per_step(
                 each = min(each, (time.perf_counter() - started) / sequences)
         if each * micro > 20:
             break
-    return each * config.batch_size, sequences
+    return each * config.batch_size, sequences, first
 
 
 def on_gpu(
