@@ -87,10 +87,10 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         # (B, T) each. doc_starts says where each token's document begins; it is None if documents are not masked.
         inputs, targets, doc_starts = (to_device(part, run.device) for part in batch)
         run.seed_dropout(step, start)
-        with sync_gradients(run.ddp_model, last=(start == starts[-1])):
+        with sync_gradients(run.training_loss, last=(start == starts[-1])):
             with run.autocast:
                 # Divide by the targets of the global batch: the micro-batch size changes dropout and roundings alone.
-                loss = run.ddp_model(inputs, targets, doc_starts=doc_starts) / run.loss_divisor
+                loss = run.training_loss(inputs, targets, doc_starts=doc_starts) / run.loss_divisor
             run.scaler.scale(loss).backward()  # fp16 needs a larger loss, for its gradients not to vanish
         step_loss += loss.detach()
     step_loss = run.ranks.mean_(step_loss)
@@ -113,7 +113,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     run.count_skipped(skip)
 
     # Set the gradients to None. But DDP's are views of its buckets, and None would detach them: zero them in place.
-    run.model.zero_grad(set_to_none=run.ddp_model is run.model)
+    run.model.zero_grad(set_to_none=not run.ranks.launched)
     return step_loss, grad_norm
 
 
@@ -131,10 +131,12 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
         is_saved = run.is_saved()
         record_evaluation(run, result, max_tokens, is_saved)
         finished = finished or run.is_out_of_patience
-        sample = write_sample(run)
-        if finished and run.config.sample_tokens:
-            with run.activity("the measurement of decoding", "sample_tokens=0"):
-                run.decode_rate = decode_rate(run.model)
+        sample = ""
+        if run.ranks.is_first:  # which alone logs them
+            sample = write_sample(run)
+            if finished and run.config.sample_tokens:
+                with run.activity("the measurement of decoding", "sample_tokens=0"):
+                    run.decode_rate = decode_rate(run.model)
         with run.activity("the measurement of the heads"):  # by the loggers, for the page
             loggers.on_evaluation(result, sample)
     # Save the result. The checkpoint has the weights already: only its meta.json is written.
@@ -147,7 +149,7 @@ def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
     """Score the model on at most `max_tokens` inputs of the validation split."""
     batch_size = run.config.eval_batch_size or run.micro_batch_size
     with run.activity("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else ""):
-        return evaluate(run.ddp_model, run.data, batch_size, run.autocast, run.ranks, max_tokens)
+        return evaluate(run.model, run.data, batch_size, run.autocast, run.ranks, max_tokens)
 
 
 def record_evaluation(run: Run, result: Evaluation, max_tokens: int, is_saved: bool) -> None:

@@ -158,7 +158,7 @@ def make_run(
     torch.manual_seed(1)
     run = trial_run(config, device, dtype)
     run.data = drawn or dataset(config)
-    run.ddp_model = parallelize(run.model, run.ranks, device, compiled)
+    run.training_loss = parallelize(run.model, run.ranks, device, compiled)
     return run
 
 

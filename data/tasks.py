@@ -16,7 +16,7 @@ from data.config import SOURCES, VOCABULARIES, TaskConfig
 
 HELD_OUT = 512  # sequences of the validation split
 POWER = 0.01  # Zoology's power_a: a gap g between a pair and its query has the weight g^(power_a - 1)
-NOTHING = -1  # the target where nothing is scored
+NO_TARGET = -1  # IGNORE_INDEX of model/loss.py, which data/ does not import
 
 Random = np.random.RandomState
 Sequences = tuple[np.ndarray, np.ndarray]
@@ -45,7 +45,7 @@ def recall(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     inputs[:, 0 : 2 * n : 2] = keys
     inputs[:, 1 : 2 * n : 2] = values
     np.put_along_axis(inputs, places, keys, axis=1)
-    targets = np.full_like(inputs, NOTHING)
+    targets = np.full_like(inputs, NO_TARGET)
     np.put_along_axis(targets, places, values, axis=1)
     return inputs, targets
 
@@ -60,7 +60,7 @@ def copy(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     text = random.randint(1, task.ids("copy"), (B, T // 2))
     mark = np.zeros((B, 1), dtype=np.int64)
     inputs = np.hstack((text, mark, text[:, :-1]))  # (B, T)
-    return inputs, np.hstack((np.full_like(text, NOTHING), text))
+    return inputs, np.hstack((np.full_like(text, NO_TARGET), text))
 
 
 def induction(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
@@ -74,7 +74,7 @@ def induction(random: Random, B: int, T: int, task: TaskConfig) -> Sequences:
     place = random.randint(0, T - 2, (B, 1))
     np.put_along_axis(inputs, place, 0, axis=1)
     inputs[:, -1] = 0
-    targets = np.full_like(inputs, NOTHING)
+    targets = np.full_like(inputs, NO_TARGET)
     targets[:, -1:] = np.take_along_axis(inputs, place + 1, axis=1)
     return inputs, targets
 
@@ -157,7 +157,7 @@ class TaskData:
     def targets_per_sequence(self) -> int:
         """The number of answers in a sequence: in any, as all have the same."""
         _, targets = self._make(1, "answers")
-        return int((targets != NOTHING).sum())
+        return int((targets != NO_TARGET).sum())
 
     def token_bytes(self) -> np.ndarray:
         """Return 0 for each id: none is text."""

@@ -143,7 +143,7 @@ def trains_norm(x: Rows, weight: Float[Tensor, " C"]) -> bool:
 
 
 class FusedRMSNorm(torch.autograd.Function):
-    """RMSNorm as one function, three operators forward and a fused kernel backward.
+    """RMSNorm as one function: three passes over x forward, and a fused kernel backward.
 
     F.rms_norm is a composition of operators on a CPU, each with a backward pass of its own. Forward and backward of
     (2048, 128) take 1.1 ms instead of 2.3, of (2048, 384) 2.6 instead of 6.9. The queries and keys of 2,048 tokens with

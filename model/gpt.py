@@ -58,44 +58,69 @@ class GPT(nn.Module):
     def forward(
         self,
         tokens: Tokens,
-        targets: Tokens | None = None,
         *,
         doc_starts: DocStarts = None,
         cache: KVCache | None = None,
-        each: bool = False,
-    ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-        """Return the logits of the token that follows each position; given `targets`, their loss.
+    ) -> Float[Tensor, "B T V"]:
+        """Return the logits of the token that follows each position.
 
-        targets: the tokens that follow. The loss is -Σ log p(target) in nats; targets of -1 (ours) and -100 (torch's)
-            do not count.
         doc_starts: the index of the first token of each token's document, counted from the first token in the cache.
             A token sees nothing earlier, and learned positions begin there. Padding on the left is a document too. By
             default the tokens continue the document of the cache's last token; without a cache, one from 0.
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
-        each: return, without a gradient, the nats of each position and whether its target is the likeliest token.
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
-        ctx = AttentionContext()
-        if self.training and targets is not None:
-            # attention=index adds to an auxiliary loss. It requires a gradient from the start: all compiled blocks then
-            # share one graph.
-            ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
-        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
-        if targets is None:
-            return self.logits(x)
+        return self.logits(self.hidden(tokens, doc_starts=doc_starts, cache=cache))
 
-        # The loss is F.cross_entropy of self.logits(x), summed. It is computed by chunks of tokens (model/loss.py), so
-        # that no tensor holds all the logits.
-        x = self.final_norm(x)
-        weight = self.lm_head.weight
-        softcap = self.config.logit_softcap
-        runtime = self.runtime
-        if each:
-            return nats_of_each(x, weight, targets, softcap, runtime.largest_chunk)
-        nats = fused_cross_entropy(x, weight, targets, softcap, runtime.loss_and_gradient, runtime.largest_chunk)
-        # The auxiliary loss adds its gradient; the value stays.
-        return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())
+    def loss(
+        self,
+        tokens: Tokens,
+        targets: Tokens,
+        *,
+        doc_starts: DocStarts = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, ""]:
+        """Return the loss -Σ log p(target) in nats: F.cross_entropy of the logits, summed.
+
+        It is computed by chunks of tokens (model/loss.py), so that no tensor holds all the logits. In training mode its
+        gradient is also that of the auxiliary loss which layers may add.
+
+        targets: the tokens that follow; those of -1 (ours) and -100 (torch's) do not count.
+        forward() explains the other arguments.
+        """
+        ctx = AttentionContext.with_loss(tokens.device) if self.training else AttentionContext()
+        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
+        nats = fused_cross_entropy(
+            self.final_norm(x),
+            self.lm_head.weight,
+            targets,
+            self.config.logit_softcap,
+            self.runtime.loss_and_gradient,
+            self.runtime.largest_chunk,
+        )
+        return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())  # its gradient, not its value
+
+    def nats(
+        self,
+        tokens: Tokens,
+        targets: Tokens,
+        *,
+        doc_starts: DocStarts = None,
+        cache: KVCache | None = None,
+    ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+        """Return -log p(target) of each position in nats, and whether its target is the likeliest token.
+
+        Without a gradient. loss() explains the arguments.
+        """
+        x = self.final_norm(self.hidden(tokens, doc_starts=doc_starts, cache=cache))
+        return nats_of_each(
+            x,
+            self.lm_head.weight,
+            targets,
+            self.config.logit_softcap,
+            self.runtime.largest_chunk,
+        )
 
     def hidden(
         self,

@@ -1,4 +1,4 @@
-"""torch's linear layer and norms for decoding and mixed precision; a deterministic sum."""
+"""Linear layer and norms as torch's, faster in decoding and in mixed precision; a deterministic cumulative sum."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -12,9 +12,9 @@ from model.layers import autocast_dtype
 
 HeadWeight = Float[Tensor, "V C"]
 IGNORE_INDEX = -1
-"""The target of a position that the loss does not count."""
+"""Our target for a position that has none."""
 IGNORED = (IGNORE_INDEX, -100)
-"""Targets that the loss does not count: ours, and F.cross_entropy's ignore_index."""
+"""The targets that no loss counts: ours, and the default ignore_index of F.cross_entropy."""
 LARGEST_CHUNK = {"cpu": 64 << 20}  # bytes of float32 logits at a time; larger products no longer gain
 LARGEST_CHUNK_ON_GPU = 512 << 20
 MULTIPLE = {"cuda": 64, "cpu": 16}

@@ -178,7 +178,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
     found = {}
     with NoReads():
         model = on_gpu(without_weights(model_config))
-        run = Run(config, GPU, choose_precision("auto", GPU), data, model, ddp_model=model)
+        run = Run(config, GPU, choose_precision("auto", GPU), data, model, model.loss)
         watch = Watch(model)
         with watch.patched():
             # A step, with its backward pass and both optimizers: Muon, and AdamW for what is no matrix of a block.

@@ -28,7 +28,7 @@ for form in sys.argv[1:]:
     gpt.runtime.loss_and_gradient = torch.compile(gpt.runtime.loss_and_gradient, backend=counter)
     tokens = torch.randint(11, (2, 8))
     for _ in range(2):
-        gpt(tokens, tokens).backward()
+        gpt.loss(tokens, tokens).backward()
         gpt.eval()
         with run_eagerly(True), torch.no_grad():
             gpt(tokens)

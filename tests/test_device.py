@@ -202,11 +202,11 @@ def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch):
     monkeypatch.setattr(training.distributed, "DistributedDataParallel", Wrapped)
     ranks = Ranks(0, 2, 0, 2, launched=True)
     with torch._dynamo.config.patch(optimize_ddp=True):
-        forward = parallelize(model, ranks, torch.device("cpu"), compiled=True)
+        loss = parallelize(model, ranks, torch.device("cpu"), compiled=True)
         assert not torch._dynamo.config.optimize_ddp
     assert happened == ["compiled", "compiled", "wrapped"]
     assert model.runtime.loss_and_gradient is not plain_loss
-    assert isinstance(forward, Wrapped) and forward.module is model
+    assert isinstance(loss, Wrapped) and loss.module.model is model
 
 
 def compiles(device, compile="auto", steps=2000, minutes=None, before=None, **settings):
@@ -305,7 +305,7 @@ def test_the_minutes_of_a_run_leave_out_the_step_that_compiles_after_a_resume_to
     monkeypatch.setattr("training.run.time", mock.Mock(perf_counter=clock))
     monkeypatch.setattr(torch.Tensor, "tolist", wait)
     monkeypatch.setattr("training.start.choose_compile", lambda *_: compiled)
-    monkeypatch.setattr("training.start.parallelize", lambda model, *_: model)
+    monkeypatch.setattr("training.start.parallelize", lambda model, *_: model.loss)
     monkeypatch.setattr("train.train_step", step)
     monkeypatch.setattr("train.schedule_factor", lambda s, n, done, m: shares.append(done) or 1.0)
     config = replace(train_config, max_steps=None, max_minutes=4, sample_tokens=0, eval_interval=100, log_interval=100)

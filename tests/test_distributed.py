@@ -194,14 +194,14 @@ def test_gradients_of_all_micro_batches_are_kept_where_ddp_sends_them(alone):
     for ranks in (Ranks(), alone):
         torch.manual_seed(0)
         run = trial_run(config, cpu, torch.float32)
-        run.ranks, run.ddp_model = ranks, parallelize(run.model, ranks, cpu, False)
+        run.ranks, run.training_loss = ranks, parallelize(run.model, ranks, cpu, False)
         places = []
 
         def note(module, arguments, run=run, places=places):
             gradients = [weight.grad for weight in run.model.parameters()]
             places.append({g if g is None else g.untyped_storage().data_ptr() for g in gradients})
 
-        run.model.register_forward_pre_hook(note)
+        run.model.blocks[0].register_forward_pre_hook(note)
         losses.append([figure.item() for step in range(4) for figure in train_step(run, step)])
     assert len(places) == 16 and all(place == places[-1] for place in places[8:])  # torch orders the buckets anew once
     assert len(places[-1]) == 1 and None not in places[-1]

@@ -103,7 +103,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 tokens = torch.arange(4 * 17).view(4, 17) % 7
 losses = []
 for step in range(10):
-    loss = model(tokens[:, :-1], tokens[:, 1:]) / (4 * 16)
+    loss = model.loss(tokens[:, :-1], tokens[:, 1:]) / (4 * 16)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

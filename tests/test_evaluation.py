@@ -44,8 +44,8 @@ def test_nats_in_chunks_are_those_of_all_logits_at_once(softcap, dtype):
 
 def test_a_model_gives_each_targets_nats_which_add_up_to_its_loss():
     model, tokens = random_gpt(logit_softcap=5.0), torch.randint(61, (2, 16))
-    nats, hits = model(tokens, tokens, each=True)
-    torch.testing.assert_close(nats.sum(), model(tokens, tokens).detach())
+    nats, hits = model.nats(tokens, tokens)
+    torch.testing.assert_close(nats.sum(), model.loss(tokens, tokens).detach())
     assert torch.equal(hits, model(tokens).argmax(-1) == tokens) and not nats.requires_grad
 
 

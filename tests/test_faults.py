@@ -272,9 +272,9 @@ def plant_nan(monkeypatch, steps: range, where: str) -> None:
         if step not in steps:
             return original(run, step)
         if where == "loss":
-            forward = run.ddp_model
+            forward = run.training_loss
             with monkeypatch.context() as patched:
-                patched.setattr(run, "ddp_model", lambda *batch, **more: forward(*batch, **more) + math.inf)
+                patched.setattr(run, "training_loss", lambda *batch, **more: forward(*batch, **more) + math.inf)
                 return original(run, step)
         handle = run.model.blocks[0].mlp.down_proj.weight.register_hook(lambda g: g * math.nan)
         result = original(run, step)

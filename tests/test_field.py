@@ -199,11 +199,11 @@ def test_the_gradient_of_a_packed_window_is_that_of_its_documents_also_where_blo
     gpt = random_gpt(**settings, n_layer=3).double().train()
     tokens, targets = torch.randint(61, (2, 1, T)).unbind()
     weights = [parameter for name, parameter in gpt.named_parameters() if "position" not in name]
-    alone = gpt(tokens[:, :5], targets[:, :5]) + gpt(tokens[:, 5:], targets[:, 5:])
+    alone = gpt.loss(tokens[:, :5], targets[:, :5]) + gpt.loss(tokens[:, 5:], targets[:, 5:])
     wanted = torch.autograd.grad(alone, weights)
     for gpt.blocks[0].activation_checkpointing in (False, True):
         for got, want in zip(
-            torch.autograd.grad(gpt(tokens, targets, doc_starts=LATE[1:]), weights), wanted, strict=True
+            torch.autograd.grad(gpt.loss(tokens, targets, doc_starts=LATE[1:]), weights), wanted, strict=True
         ):
             close(got, want)
     assert all(want.any() for want in wanted)

@@ -189,7 +189,7 @@ def test_a_model_that_has_decoded_is_saved_opened_and_trained_as_before(tmp_path
     opened = open_checkpoint(tmp_path / "step_1").model
     tokens = torch.arange(20).view(2, 10)
     for each in gpt, before, opened:
-        each.train()(tokens, tokens).backward()
+        each.train().loss(tokens, tokens).backward()
     for name, weight in before.named_parameters():
         for each in gpt, opened:
             other = each.get_parameter(name)

@@ -46,7 +46,7 @@ def test_a_token_influences_only_itself_and_later_positions_and_every_weight_get
     assert before.shape == (2, 12, 61)
     close(after[:, :7], before[:, :7], rtol=0)
     assert (after[:, 7:] - before[:, 7:]).abs().amax(dim=(0, 2)).min() > 1e-4
-    gpt.train()(tokens[:, :-1], tokens[:, 1:]).backward()
+    gpt.train().loss(tokens[:, :-1], tokens[:, 1:]).backward()
     for name, parameter in gpt.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
@@ -111,7 +111,7 @@ def test_first_weights_spread_as_their_scheme_says_and_know_nothing(zero_init):
     torch.manual_seed(0)
     gpt = GPT(GPTConfig(vocab_size=500, n_layer=8, position="learned", bias=True, qkv_bias=True, zero_init=zero_init))
     tokens = torch.randint(500, (4, 65))
-    loss = gpt(tokens[:, :-1], tokens[:, 1:]).item() / 256
+    loss = gpt.loss(tokens[:, :-1], tokens[:, 1:]).item() / 256
     assert loss == pytest.approx(math.log(500), abs=1e-4 if zero_init else 0.05)
     for name, weight in gpt.named_parameters():
         part, kind = name.split(".")[-2:]
@@ -322,18 +322,18 @@ def test_second_derivatives_are_those_of_the_logits_and_the_loss_refuses_them():
     slopes = torch.autograd.grad(by_logits, weights, create_graph=True)
     torch.autograd.grad(sum(slope.square().sum() for slope in slopes), weights)
     with pytest.raises(RuntimeError, match="no second derivatives"):
-        torch.autograd.grad(gpt(tokens, targets), weights, create_graph=True)
+        torch.autograd.grad(gpt.loss(tokens, targets), weights, create_graph=True)
 
 
 def test_targets_of_minus_1_and_minus_100_count_nothing_and_what_is_no_id_is_an_error():
     gpt, (tokens, targets) = random_gpt(), torch.randint(61, (2, 2, 6)).unbind()
     targets[0, 2:4], targets[1, 1:5] = -100, -1
     wanted = F.cross_entropy(gpt(tokens)[targets >= 0], targets[targets >= 0], reduction="sum")
-    close(gpt(tokens, targets), wanted)
+    close(gpt.loss(tokens, targets), wanted)
     for wrong in (-2, 61):
         targets[0, 0] = wrong
         with pytest.raises(RuntimeError, match=f"index {wrong} is out of bounds"):
-            gpt(tokens, targets)
+            gpt.loss(tokens, targets)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
@@ -348,7 +348,7 @@ def test_a_traced_model_reads_texts_of_another_length():
 def test_a_model_learns_by_its_loss_as_by_its_logits(settings):
     gpt, (tokens, targets) = random_gpt(**settings), torch.randint(11, (2, 2, 6)).unbind()
     targets[1, 3:] = -1  # which no loss counts
-    gpt(tokens, targets).backward()
+    gpt.loss(tokens, targets).backward()
     ours = {name: parameter.grad for name, parameter in gpt.named_parameters()}
     gpt.zero_grad()
     F.cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum").backward()

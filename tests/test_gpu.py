@@ -44,7 +44,7 @@ def new_run(device: torch.device, precision: torch.dtype, **settings) -> Run:
     torch.manual_seed(0)
     model = GPT(config.model).to(device)
     text = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint16)
-    return Run(config, device, precision, TokenDataset(BYTE, text, text, "random", "random"), model, ddp_model=model)
+    return Run(config, device, precision, TokenDataset(BYTE, text, text, "random", "random"), model, model.loss)
 
 
 def two_steps(run: Run) -> list[float]:

@@ -153,7 +153,7 @@ def test_the_seed_of_every_micro_batchs_dropout_is_its_own_whichever_rank_takes_
 
     def seeds(seed: int, step: int, ranks: Ranks) -> list[int]:
         run.config.seed, run.ranks, seen = seed, ranks, []
-        run.ddp_model = lambda *both, **more: (seen.append(torch.initial_seed()), run.model(*both, **more))[1]
+        run.training_loss = lambda *both, **more: (seen.append(torch.initial_seed()), run.model.loss(*both, **more))[1]
         train_step(run, step)
         return seen
 

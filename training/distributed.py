@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -112,8 +112,19 @@ def with_recompute(model: GPT, config: TrainConfig) -> GPT:
     return model
 
 
-def parallelize(model: GPT, ranks: Ranks, device: torch.device, compiled: bool) -> nn.Module:
-    """Return a model for the training step: compiled, and under torchrun wrapped by DDP.
+class LossModule(nn.Module):
+    """A model whose forward pass is its loss: DDP knows no other method."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *arguments: Any, **more: Any) -> Tensor:
+        return self.model.loss(*arguments, **more)
+
+
+def parallelize(model: GPT, ranks: Ranks, device: torch.device, compiled: bool) -> Callable[..., Tensor]:
+    """Return model.loss() for the training step: compiled, and under torchrun wrapped by DDP.
 
     DDP gives rank 0's weights to the others.
     """
@@ -124,18 +135,21 @@ def parallelize(model: GPT, ranks: Ranks, device: torch.device, compiled: bool) 
             block.compile()
         model.runtime.loss_and_gradient = torch.compile(model.runtime.loss_and_gradient)
     if not ranks.launched:
-        return model
+        return model.loss
     if compiled:
         # DDP would split each block's graph at the 25 MB of its buckets. Blocks are small enough.
         torch._dynamo.config.optimize_ddp = False
     devices = [device.index] if device.type == "cuda" else None
     # As views of the buckets, gradients are not copied into them.
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    return DistributedDataParallel(LossModule(model), device_ids=devices, gradient_as_bucket_view=True)
 
 
-def sync_gradients(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Return a context for a micro-batch; only in the step's `last` do ranks average gradients."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
+def sync_gradients(loss: Callable[..., Tensor], *, last: bool) -> AbstractContextManager[None]:
+    """Return a context for a micro-batch; only in the step's `last` do ranks average gradients.
+
+    loss: what parallelize() returned.
+    """
+    return loss.no_sync() if isinstance(loss, DistributedDataParallel) and not last else nullcontext()
 
 
 def gradient_norm(model: nn.Module) -> Tensor:

@@ -1,8 +1,10 @@
 """Evaluation: the nats of a model on the validation text or a task."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from data.batches import Batch, Dataset, TokenDataset
 from model.cache import DocStarts, Tokens
@@ -34,7 +36,7 @@ def evaluation_tokens(config: TrainConfig, steps: int | None = None) -> int:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
+    model: GPT,
     data: Dataset,
     batch_size: int,
     autocast: torch.autocast,
@@ -71,13 +73,12 @@ def evaluate(
 
 
 @torch.no_grad()
-def score_batch(
-    model: nn.Module, batch: Batch, device: torch.device, autocast: torch.autocast
-) -> Float[Tensor, "2 B T"]:
+def score_batch(model: GPT, batch: Batch, device: torch.device, autocast: torch.autocast) -> Float[Tensor, "2 B T"]:
     """Return the nats of each target, and 1 if it is the likeliest id, else 0."""
-    inputs, targets, doc_starts = (to_device(part, device) for part in batch)  # (B, T); doc_starts or None
+    parts: Any = (to_device(part, device) for part in batch)
+    inputs, targets, doc_starts = parts  # (B, T) each; doc_starts or None
     with autocast:
-        nats, hits = model(inputs, targets, doc_starts=doc_starts, each=True)
+        nats, hits = model.nats(inputs, targets, doc_starts=doc_starts)
     return torch.stack([nats, hits.to(nats)])
 
 

@@ -140,8 +140,8 @@ class Muon:
     An (m, n) matrix moves by √max(1, m/n) times its orthogonalised momentum. But a matrix with a row or a column for
     each channel of the heads or of the MLP is many narrow maps: slices of `width` channels. Each slice is
     orthogonalised separately, at a fraction of the cost of the whole. The matrix then moves by √min(1, C/channels)
-    times the result, so that the norm of the update is √C. Matrices of one shape are one batch, which the ranks divide
-    among them.
+    times the result, so that the norm of the update is √C, or √channels where the channels are fewer, as those of the
+    keys of grouped-query attention. Matrices of one shape are one batch, which the ranks divide among them.
     """
 
     grad_scale: Tensor
@@ -282,14 +282,28 @@ def load_optimizer_state(
         ranks.send_(tensor)
 
 
-# {name: (default steps of the warm-up, decay)}. A decay of 1 is the peak rate, 0 is final_factor. It is a function of
-# `left`, the fraction of the run that is left; of `whole`, the one that the warm-up has left; and of decay_fraction.
-# The run's steps are not given, for they are unknown if only the time ends it. `left` falls from `whole`, after the
-# warm-up, to 0. Both are 1 at progress 0, and `whole` stays 1 if warmup_steps=0.
+def stable_then_linear(left: float, whole: float, decay_fraction: float) -> float:
+    return min(1.0, left / min(decay_fraction, whole)) if decay_fraction else 1.0
+
+
+def half_cosine(left: float, whole: float, decay_fraction: float) -> float:
+    return 0.5 * (1 - math.cos(math.pi * left / whole))
+
+
+def constant(left: float, whole: float, decay_fraction: float) -> float:
+    return 1.0
+
+
+# Each schedule's default steps of the warm-up, and its function after that: 1 is the peak rate, 0 is final_factor.
+#
+# left   the fraction of the run that is still to come; it falls from `whole` to 0
+# whole  the fraction of the run that comes after the warm-up; 1 without one
+#
+# They are fractions, not steps: a run that time ends does not know its steps.
 SCHEDULES = {
-    "warmup_stable_decay": (10, lambda left, whole, tail: min(1.0, left / min(tail, whole)) if tail else 1.0),
-    "cosine": (100, lambda left, whole, _: 0.5 * (1 - math.cos(math.pi * left / whole))),
-    "constant": (100, lambda left, whole, _: 1.0),
+    "warmup_stable_decay": (10, stable_then_linear),
+    "cosine": (100, half_cosine),
+    "constant": (100, constant),
 }
 
 

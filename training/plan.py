@@ -151,8 +151,8 @@ def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype,
         config.batch_size,
         config.seed,
     )
-    ddp_model = parallelize(model, Ranks(), device, compiled)
-    return Run(config, device, precision, data, model, ddp_model, compiled=compiled)
+    training_loss = parallelize(model, Ranks(), device, compiled)
+    return Run(config, device, precision, data, model, training_loss, compiled=compiled)
 
 
 @process_kept()

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import math
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
 
 from common.console import Signals
@@ -39,7 +40,7 @@ DEFAULT_STEPS = 450  # without max_steps, max_minutes and max_flops
 
 @dataclass
 class Run:
-    """The objects of a run, built by open_run() for the training loop."""
+    """The objects of a run. open_run() builds it for the training loop, trial_run() of plan.py for a measurement."""
 
     config: TrainConfig
     """The settings, with model.vocab_size set."""
@@ -48,8 +49,8 @@ class Run:
     """The type of the matrix products in the forward pass."""
     data: Dataset
     model: GPT
-    ddp_model: nn.Module
-    """The model for the training step: itself, or wrapped by DDP."""
+    training_loss: Callable[..., Tensor]
+    """The loss of a micro-batch: model.loss(), under torchrun wrapped by DDP."""
     ranks: Ranks = field(default_factory=Ranks)
     compiled: bool = False
     """Whether torch compiles the model."""

@@ -131,12 +131,12 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
                 load_weights(model, load_file(saved.path / WEIGHTS))
         had_compiled = saved.meta.computed_on.get("compiled") if saved else None
         compiled = choose_compile(config, device, model, had_compiled)
-        ddp_model = parallelize(model, ranks, device, compiled)
+        training_loss = parallelize(model, ranks, device, compiled)
 
     # Build the run, with its progress.
     own_tokenizer = encoding is not None and not config.data.is_task
     signals = Signals(passed_on=ranks.launched)
-    run = Run(config, device, precision, data, model, ddp_model, ranks, compiled, own_tokenizer, signals)
+    run = Run(config, device, precision, data, model, training_loss, ranks, compiled, own_tokenizer, signals)
     if saved:
         restore(run, saved)
         check_end(run)

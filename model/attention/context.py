@@ -46,6 +46,14 @@ class AttentionContext:
     weights_only: bool = False
     device: str | None = None
 
+    @classmethod
+    def with_loss(cls, device: torch.device) -> "AttentionContext":
+        """Return a context in which layers may add to an auxiliary loss.
+
+        It requires a gradient from the start: all compiled blocks then share one graph.
+        """
+        return cls(loss=torch.zeros((), device=device, requires_grad=True))
+
     @property
     def past(self) -> int:
         """The number of positions in the cache."""
@@ -72,7 +80,7 @@ class AttentionContext:
         T = new.shape[2]
         kept = self.layer_cache(layer_idx)
 
-        # The last `count` rows of earlier passes, then the new ones. Without a cache nothing reads the kept ones.
+        # The last `count` rows of earlier passes, then the new ones. Without a cache the kept rows are thrown away.
         before = kept.get(name, new.new_zeros(*new.shape[:2], count, new.shape[3]))
         rows = torch.cat((before, new), 2)  # (B, n, count + T, D)
         kept[name] = rows[:, :, T:].detach()
