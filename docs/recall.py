@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.files import replace_text
-from data.tasks import NOTHING, TaskData
+from data.tasks import NO_TARGET, TaskData
 from docs.compare import RATE, variants
 from docs.estimates import Estimate
 from generation.score import learned_task
@@ -55,7 +55,7 @@ def share_right(model: GPT, task: TaskData) -> float:
     right = []
     for batch in task.validation_batches(64):
         targets = torch.from_numpy(batch.targets)
-        scored = targets != NOTHING
+        scored = targets != NO_TARGET
         likeliest = model.logits(model.hidden(torch.from_numpy(batch.inputs))[scored]).argmax(-1)
         right.append(likeliest == targets[scored])
     return torch.cat(right).double().mean().item()

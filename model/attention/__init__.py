@@ -1,12 +1,14 @@
 """Attention, the part this project is about. Read it in this order:
 
-layer.py       the layer: project, mix, rotate, cache, call, attend, finish, merge
-functions.py   softmax(q kᵀ / √D) v: `matmul`, explained line by line, and its equals
-weighting.py   other weights of the same scores
+masks.py       the keys that a query may see, and ALiBi's penalty
 call.py        the call: all that its result depends on
+functions.py   softmax(q kᵀ / √D) v: `matmul`, explained line by line, and its equals
+context.py     the state of a forward pass, which layers share
+registry.py    the decorators that give a form or a modifier its name, yours too
+layer.py       the layer: project, mix, rotate, cache, call, attend, finish, merge
+weighting.py   other weights of the same scores
 executors.py   which code computes a call: what each declares, and the choice
 contract.py    the attention functions that people call and write; forms.py has ours
-masks.py       the keys that a query may see, and ALiBi's penalty
 modifiers.py   small changes to a layer: gates, sinks, biases, other keys and values
 
 Other layers:
@@ -24,13 +26,11 @@ half.py        short texts in half precision on a CPU
 
 Around them:
 
-context.py     the state of a forward pass, which layers share
-registry.py    the decorators that give a form or a modifier its name, yours too
 code.py        a file of your own, run by code=FILE
 check.py       python -m model.attention.check: does all of it work on your machine?
 choose.py      python -m model.attention.choose NAME: which code computes it?
 
-Next door: model/rope.py, model/cache.py.
+Next door, to be read before layer.py: model/rope.py, model/cache.py, model/layers.py.
 """
 
 from inspect import signature

@@ -17,7 +17,7 @@ from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, MultiHeadAttention, make_attention
 from model.attention.code import explained, run_codes
 from model.attention.executors import CHUNKS, anywhere
-from model.attention.layer import SoftCapped
+from model.attention.forms import SoftCapped
 from model.attention.masks import padding_mask
 from model.attention.recurrent import Recurrent, token_by_token
 from model.cache import KVCache

@@ -1,13 +1,16 @@
-"""The forms of attention that are functions: weightings, and the executors of each.
+"""The forms of attention that differ in the weights alone: weightings, and the executors of each.
 
-A layer attends by one, and FORMS["sdpa"] can be called by itself: see contract.py.
+A layer attends by one, and FORMS["sdpa"] can be called by itself: see contract.py. softcap has a setting, so it is a
+layer.
 """
 
 import model.attention.functions as functions
 from model.attention.contract import AttentionFunction, named_as, of_weighting
 from model.attention.executors import CHUNKS, HALF, OF_SDPA, OF_WEIGHTING, of_steps
+from model.attention.layer import MultiHeadAttention
 from model.attention.registry import form
-from model.attention.weighting import PLAIN, Sigmoid, Sparsemax, Stick
+from model.attention.weighting import PLAIN, Sigmoid, Softcap, Sparsemax, Stick
+from model.config import AttentionConfig
 
 SDPA = """The same at full speed, by torch's fused kernels.
 
@@ -31,3 +34,14 @@ form("softmax1")(AttentionFunction("softmax1", SOFTMAX1, PLAIN, OF_WEIGHTING, nu
 form("sigmoid")(of_weighting(Sigmoid()))
 form("sparsemax")(of_weighting(Sparsemax()))
 form("stick")(of_weighting(Stick()))
+
+
+@form("softcap")
+class SoftCapped(MultiHeadAttention):
+    """Softmax of bounded scores: see Softcap of weighting.py."""
+
+    has_plain_weights = True
+    unused_settings = ("latent_size",)
+
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, of_weighting(Softcap(config.score_softcap)), layer_idx)

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 
 from model.attention.call import Call, Key, Output, Query, Value, add_bias, check_broadcast, repeat_heads
 from model.attention.context import AttentionContext
-from model.attention.contract import AttentionFunction, as_attention_function, of_weighting
+from model.attention.contract import AttentionFunction, as_attention_function
 from model.attention.executors import attend
 from model.attention.masks import alibi_sum, as_bool
-from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS, form
-from model.attention.weighting import Softcap
+from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS
 from model.config import AttentionConfig
 from model.layers import Linear, RMSNorm
 from model.rope import Rope, rotate
@@ -279,14 +278,3 @@ class MultiHeadAttention(nn.Module):
         window = min(self.window or block_size, block_size)
         mean_seen = window - window**2 / (2 * block_size)
         return 4 * self.query_heads * self.head_dim * mean_seen
-
-
-@form("softcap")
-class SoftCapped(MultiHeadAttention):
-    """Softmax of bounded scores: see Softcap of weighting.py."""
-
-    has_plain_weights = True
-    unused_settings = ("latent_size",)
-
-    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
-        super().__init__(config, of_weighting(Softcap(config.score_softcap)), layer_idx)
