@@ -141,14 +141,37 @@ def fast_products(device: torch.device, dtype: torch.dtype = torch.float32) -> I
     On CUDA that is TF32 for products that autocast leaves in float32; it is finer than bf16. With precision=fp32 they
     are exact. On a CPU see model/cpu.py.
     """
-    before = torch.backends.cuda.matmul.fp32_precision
-    if device.type == "cuda" and dtype != torch.float32:
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-    try:
-        with cpu.fast_products() if device.type == "cpu" else nullcontext():
+    if device.type == "cpu":
+        with cpu.fast_products():
             yield
+    elif device.type == "cuda" and dtype != torch.float32:
+        with tf32_products():
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def tf32_products() -> Iterator[None]:
+    """Round the factors of float32 products to TF32 on CUDA.
+
+    torch has two settings for it. Inductor's autotuning reads the older one, which raises if only the newer one is set;
+    set_float32_matmul_precision() sets both.
+    """
+    new_settings = torch.backends.cuda.matmul, cpu.MATMUL
+    before = [setting.fp32_precision for setting in new_settings]
+    try:
+        old_setting = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the caller has set the newer one alone: keep to it
+        yield
+        return
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        torch.set_float32_matmul_precision(old_setting)
+        for setting, value in zip(new_settings, before, strict=True):
+            setting.fp32_precision = value
 
 
 def can_compile(device: torch.device, *, is_required: bool) -> bool:
