@@ -28,18 +28,20 @@ from model.cpu import MATMUL
 from train import train, train_step
 from training.config import OptimizerConfig, TrainConfig
 from training.device import (
+    AOTRITON,
     OLDER_CUDA,
     choose_device,
     fast_products,
     memory_of,
     multiplies_bf16,
+    peak_flops,
     peak_memory,
     to_device,
     warn_once,
 )
 from training.distributed import Ranks, parallelize
 from training.plan import trial_run
-from training.start import choose_compile
+from training.start import choose_compile, choose_compiled_loss
 
 
 @pytest.fixture
@@ -167,6 +169,42 @@ def test_a_caller_who_has_set_the_products_by_the_newer_setting_keeps_it():
         products.fp32_precision = before
 
 
+@pytest.mark.parametrize(
+    ("architecture", "own", "expected"),
+    [("gfx1100", None, "1"), ("gfx1201", None, "1"), ("gfx1100", "0", "0"), ("gfx942", None, None)],
+)
+def test_radeons_get_the_fused_attention_that_torch_calls_experimental(
+    chosen, monkeypatch, architecture, own, expected
+):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: mock.Mock(gcnArchName=architecture))
+    monkeypatch.setenv(AOTRITON, own or "")
+    if own is None:
+        monkeypatch.delenv(AOTRITON)
+    assert choose_device("auto") == torch.device("cuda:0")
+    assert os.environ.get(AOTRITON) == expected
+    os.environ.pop(AOTRITON, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 PCIe", None),
+        ("Tesla T4", 65e12),
+        ("NVIDIA RTX A4000", None),
+    ],
+)
+def test_a_cards_name_tells_its_arithmetic(monkeypatch, name, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops(torch.device("cuda")) == expected
+
+
 def test_a_batch_is_moved_to_any_device_and_pinned_for_cuda_in_one_piece(monkeypatch):
     windows = np.arange(12).reshape(3, 4)
     assert to_device(windows[:, :-1], torch.device("meta")).device.type == "meta"
@@ -238,6 +276,10 @@ def test_long_runs_compile_on_a_gpu_others_when_asked_and_where_torch_cannot_it_
     assert chosen("cuda") and chosen("cpu", "on") and not chosen("cpu") and not chosen("cuda", "off")
     assert not chosen("cuda", steps=1999) and chosen("cuda", steps=None, minutes=10)
     assert not chosen("cuda", steps=None, minutes=9) and not chosen("cuda", steps=2000, minutes=9)
+    # The loss alone is compiled in short runs too.
+    losses = [("auto", "cuda"), ("auto", "cpu"), ("auto", "mps"), ("off", "cuda")]
+    found = [choose_compiled_loss(TrainConfig(compile=how), torch.device(device)) for how, device in losses]
+    assert found == [True, False, False, False]
     monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=RuntimeError("no C compiler\nin many lines")))
     with caplog.at_level(logging.WARNING):
         assert not chosen("cuda")

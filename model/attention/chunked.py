@@ -129,7 +129,7 @@ class Operands:
         window = settings.window or self.S
         positions = range(self.S - self.T, self.S)
         self.earliest: Sequence[int] = [max(0, position + 1 - window) for position in positions]
-        self.latest = self.earliest
+        self.latest: Sequence[int] = self.earliest
         position = torch.arange(self.S - self.T, self.S, device=self.device)
         self.first_seen = (position + 1 - window).clamp_(min=0)[None, None, :, None]
         if inputs.doc_starts is not None:
@@ -648,11 +648,11 @@ SETTINGS = "str weighting, int? window, float dropout_p, float scale, int best, 
 SCHEMA = f"(Tensor[] tensors, {SETTINGS}) -> Tensor[]"
 torch.library.define("tinygpt::chunked", SCHEMA)
 torch.library.define("tinygpt::chunked_backward", SCHEMA)
-torch.library.define("tinygpt::seed", "() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+torch.library.define("tinygpt::seed", "(*, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
 
-def seed_operator() -> Tensor:
-    """Return a seed of dropout, on the CPU."""
+def seed_operator(*, device: torch.device) -> Tensor:
+    """Return a seed of dropout, drawn on the CPU; by its `device` the compiler knows whose generator to keep."""
     return torch.randint(2**62, ())
 
 
@@ -660,13 +660,14 @@ torch.library.impl("tinygpt::seed", "default", seed_operator)
 
 
 @torch.library.register_fake("tinygpt::seed")
-def _() -> Tensor:
-    return torch.empty((), dtype=torch.int64)
+def _(*, device: torch.device) -> Tensor:
+    return torch.empty((), dtype=torch.int64, device=device)
 
 
 def draw_seed(q: Tensor) -> Tensor:
     # As an operator of ours, or a compiled block of a GPU would need a compiler for the CPU too.
-    return seed_operator() if q.is_cpu else torch.ops.tinygpt.seed.default()
+    cpu = torch.device("cpu")
+    return seed_operator(device=cpu) if q.is_cpu else torch.ops.tinygpt.seed.default(device=cpu)
 
 
 def forward_operator(
