@@ -73,7 +73,7 @@ def times(names: list[str], T: int, precision: torch.dtype, rounds: int) -> dict
 
     cells = {}
     keep_freed_memory()  # as train.py does
-    with fast_products(paired.device()):
+    with fast_products(paired.device(), precision):
         # In pairs, not all layers in turns: a round of all takes a minute, in which a shared machine changes its pace.
         for name in names[1:]:
             seconds = paired.interleave({"sdpa": program("sdpa"), name: program(name)}, rounds)

@@ -115,7 +115,7 @@ def steps() -> None:
             try:
                 peak = memory.peak(config, compiled=compiled)
                 run = throughput.make_run(config, precision, device, compiled=compiled)
-                with fast_products(device):
+                with fast_products(device, precision):
                     losses = [train_step(run, step)[0].item() for step in range(3)]
                     seconds = paired.timed(lambda run=run: train_step(run, 3), 10)()
                 cells += [f"{1e3 * seconds:.1f}", f"{peak / 1e9:.2f}", f"{losses[-1]:.3f}"]

@@ -64,7 +64,7 @@ def peak(config: TrainConfig, compiled: bool = False) -> float:
     """Bytes of three steps above what this process held before it made the model."""
     device = paired.device()
     precision = choose_precision("auto", device)
-    with fast_products(device):
+    with fast_products(device, precision):
         if device.type == "cpu":
             tiny = make_config(Shape(1, 1, 64, 16, 2, 2048, steps=1), {}, {})
             train_step(trial_run(tiny, device, precision), 0)  # threads and code pages

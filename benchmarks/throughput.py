@@ -169,7 +169,7 @@ def ours(
     dtype = choose_precision(precision, device)
     run = make_run(config, dtype, device, compiled=device.type == "cuda", drawn=drawn)
     counts = device.type == "cpu" and dtype == torch.float32
-    return measure(lambda step: train_step(run, step)[0], steps, lambda: fast_products(device), counts)
+    return measure(lambda step: train_step(run, step)[0], steps, lambda: fast_products(device, dtype), counts)
 
 
 def theirs(shape: Shape, module: Any, drawn: TokenDataset, device: torch.device) -> Callable[[], Measured]:

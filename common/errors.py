@@ -51,6 +51,8 @@ DEVICE_FAILURES = (
 )
 
 
+ON_THE_CPU = "set the environment variable PYTORCH_ENABLE_MPS_FALLBACK=1, or device=cpu"
+"""The remedy for an operation that Apple's GPUs lack."""
 # Words in the errors of torch, CUDA's libraries, C++ and Python if the machine, or a limit, gives a process too little
 # memory or too few threads.
 NO_MEMORY = (
@@ -63,6 +65,11 @@ NO_MEMORY = (
 )
 
 
+def lacks_operator(error: BaseException) -> bool:
+    """Return whether an error says that torch has no kernel of an operation for Apple's GPUs."""
+    return isinstance(error, NotImplementedError) and "MPS" in str(error)
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error says that there is too little memory, or too few threads."""
     is_typed = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # the latter is torch's
@@ -71,7 +78,8 @@ def lacks_memory(error: BaseException) -> bool:
 
 def device_failed(error: BaseException) -> bool:
     """Return whether an error says that a GPU has failed, so that nothing can be read from it."""
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in DEVICE_FAILURES)
+    is_failure = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
+    return is_failure and any(words in str(error) for words in DEVICE_FAILURES)
 
 
 @contextmanager

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from common.console import close_console, open_console, print_error
-from common.errors import DeviceError, SettingsError, device_failed, first_line, lacks_memory
+from common.errors import (
+    ON_THE_CPU,
+    DeviceError,
+    SettingsError,
+    device_failed,
+    first_line,
+    lacks_memory,
+    lacks_operator,
+)
 from common.text import StreamFormatter, visible
 
 # errno of the OSErrors that a bug of ours would raise. All others are a person's mistakes; if a setting led to one,
@@ -66,6 +74,8 @@ def sentence_for(error: BaseException) -> str | None:
     if lacks_memory(error):
         remedy = "choose a smaller model or batch, or raise the limits that ulimit -a shows"
         return f"there is not enough memory, or too few threads ({first_line(error)}): {remedy}."
+    if lacks_operator(error):
+        return f"Apple's GPU lacks an operation of this command ({first_line(error).partition('. ')[0]}): {ON_THE_CPU}."
     if device_failed(error):
         return f"the GPU failed ({first_line(error)}): look for the cause in nvidia-smi and dmesg, or set device=cpu."
     return None

@@ -5,7 +5,7 @@ A block is attention, then an MLP.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -255,13 +255,30 @@ class Block(nn.Module):
         self.dropout = make_dropout(config)
 
     def forward(self, x: Stream, ctx: AttentionContext) -> Stream:
-        if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(self._forward, x, ctx, use_reentrant=False)
-        return self._forward(x, ctx)
+        if not (self.activation_checkpointing and torch.is_grad_enabled()):
+            return self._forward(x, ctx)
+        # What a layer writes to the context is a result too: it is computed again as it was the first time, and
+        # torch.compile checkpoints no function that changes an object of its caller.
+        result = checkpoint(self._forward_written, x, ctx, ctx.loss, dict(ctx.shared), use_reentrant=False)
+        x, ctx.loss, written = result
+        ctx.shared.update(written)
+        return x
 
     def _forward(self, x: Stream, ctx: AttentionContext) -> Stream:
         x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+    def _forward_written(
+        self,
+        x: Stream,
+        ctx: AttentionContext,
+        loss: Tensor | None,
+        shared: dict[str, Tensor],
+    ) -> tuple[Stream, Tensor | None, dict[str, Tensor]]:
+        """Return _forward() of a copy of the context, with the copy's loss and its new shared tensors."""
+        own = replace(ctx, loss=loss, shared=dict(shared))
+        x = self._forward(x, own)
+        return x, own.loss, {name: t for name, t in own.shared.items() if t is not shared.get(name)}
 
 
 def relu2(x: Stream) -> Stream:

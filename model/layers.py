@@ -43,6 +43,10 @@ class RMSNorm(nn.RMSNorm):
         if trains_norm(x, self.weight):
             rows = x.to(self.weight.dtype, memory_format=torch.contiguous_format)
             y = FusedRMSNorm.apply(rows, self.weight, self.eps)
+        elif x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype.itemsize == 2:
+            # CUDA's autocast would copy queries and keys to float32. The kernel computes in it anyway.
+            with torch.autocast("cuda", enabled=False):
+                y = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         else:
             y = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         return y.to(x.dtype)

@@ -17,6 +17,8 @@ IGNORED = (IGNORE_INDEX, -100)
 """The targets that no loss counts: ours, and the default ignore_index of F.cross_entropy."""
 LARGEST_CHUNK = {"cpu": 64 << 20}  # bytes of float32 logits at a time; larger products no longer gain
 LARGEST_CHUNK_ON_GPU = 512 << 20
+MOST_ROWS_IN_FP16 = 16_384
+"""Of a chunk on a GPU: a gradient of lm_head sums over them, at most about 10,000 of fp16's 65,504."""
 MULTIPLE = {"cuda": 64, "cpu": 16}
 """Of rows of lm_head, to which zeros are added: products are slow if a matrix has a length like 50,257.
 
@@ -104,6 +106,8 @@ def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
     tokens = len(rows)
     nbytes = largest_chunk or LARGEST_CHUNK.get(rows.device.type, LARGEST_CHUNK_ON_GPU)
     most = max(1, nbytes // (4 * ids))
+    if rows.dtype == torch.float16 and not rows.is_cpu:
+        most = min(most, MOST_ROWS_IN_FP16)
     fewest = -(-tokens // most)
     chunks = next((count for count in range(fewest, 2 * fewest) if tokens % count == 0), fewest)
     return -(-tokens // chunks)

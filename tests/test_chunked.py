@@ -370,3 +370,51 @@ y.sum().backward()
 print("torch._dynamo" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+# On a GPU
+
+
+GPU_CASES = {
+    "alone": {},
+    "window": {"window": 40},
+    "documents": {"doc_starts": documents(300, 300)},
+    "both": {"doc_starts": documents(300, 300), "window": 40},
+}
+
+
+@pytest.mark.parametrize("given", GPU_CASES)
+@pytest.mark.parametrize("form", [*DEFINITIONS, "blockwise", "indexed"])
+def test_passes_that_look_at_no_number_compute_the_same(monkeypatch, form, given):
+    weighting = {"blockwise": Blockwise(7, 2), "indexed": Softmax()}.get(form, form)
+    q, k, v = inputs(300, 300)
+    more = dict(GPU_CASES[given])
+    if form not in ("sigmoid", "stick", "blockwise"):
+        more["sink"] = torch.randn(4, dtype=torch.float64)
+    if form == "indexed":
+        index_k = torch.randn(2, 300, 8).round()  # with equals among them
+        more["indexer"] = Indexer(torch.randn(2, 2, 300, 8).round(), index_k, torch.randn(2, 300, 2).round(), 20, False)
+    found = []
+    for reads in (True, False):
+        monkeypatch.setattr(chunks, "reads_numbers", lambda q, reads=reads: reads)
+        y = chunked(weighting, q, k, v, **more)
+        found.append([y.detach(), *torch.autograd.grad(y.square().sum(), (q, k, v))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("keys", [2, 65, 257, 1500])
+def test_newtons_steps_for_a_gpu_suffice_for_the_rows_that_need_most(monkeypatch, dtype, keys):
+    """Scores whose number above τ falls by a fixed share in each step, and random ones of any spread."""
+    monkeypatch.setattr(chunks, "reads_numbers", lambda q: False)
+    far = torch.arange(1, keys + 1, dtype=torch.float64)
+    rows = [-torch.log2(far), -far.sqrt() / keys**0.5, -1 + 1 / far, -(far / keys), torch.zeros(keys).double()]
+    rows += [spread * torch.randn(keys, dtype=torch.float64) for spread in (1e-6, 1e-2, 1, 100)]
+    scores = torch.stack(rows).to(dtype)  # as keys of one channel, seen by a query of 1
+    n = len(rows)
+    k = scores[:, None, :, None]
+    q = torch.ones(n, 1, 1, 1, dtype=dtype)
+    weights = chunked("sparsemax", q, k, torch.eye(keys, dtype=dtype).expand(n, 1, -1, -1), scale=1.0)[:, 0, 0]
+    exact = WEIGHTINGS["sparsemax"].weights(scores.double())
+    torch.testing.assert_close(weights.double(), exact, atol=100 * torch.finfo(dtype).eps, rtol=0)

@@ -8,6 +8,62 @@ import pytest
 
 from model.attention import FORMS
 
+# A run whose model, or loss, is compiled by a compiler that counts, or fails as told.
+RUN = """
+import logging, sys
+from pathlib import Path
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+import training.start
+from common.errors import SettingsError
+from data.config import DataConfig, TokenizerConfig
+from model.attention.contract import from_weights
+from model.attention.registry import form
+from model.config import GPTConfig
+from pages.report import Report
+from train import train
+from training.config import TrainConfig
+
+folder, compile, failing, attention = sys.argv[1:]
+Path(folder, "text.txt").write_text("the cat sat on the mat. " * 500)
+Report.draw = lambda self: None
+torch.cuda.manual_seed_all = lambda seed: None
+counter = CompileCounterWithBackend("eager")
+
+def backend(graph, inputs):
+    if failing == "compiler":
+        raise RuntimeError("no kernel for this graph\\nand many lines")
+    if failing == "kernel":
+        def fail(*inputs):
+            raise RuntimeError("PassManager::run failed")
+        return fail
+    return counter(graph, inputs)
+
+@form("reading")
+@from_weights
+def reading(scores):
+    return scores.softmax(-1) * (1.0 if scores.sum().item() > -2.0 else 1.0)
+
+compiler = torch.compile
+torch.compile = lambda function, **more: compiler(function, **{"backend": backend} | more)
+compile_module = torch.nn.Module.compile
+torch.nn.Module.compile = lambda module: compile_module(module, backend=backend)
+training.start.can_compile = lambda *_, **__: True
+training.start.choose_compile = lambda *_: compile != "loss"
+training.start.choose_compiled_loss = lambda *_: compile == "loss"
+logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
+logging.root.handlers[0].setLevel("WARNING")
+try:
+    loss = train(TrainConfig(
+        model=GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, attention=attention, zero_init=False),
+        data=DataConfig(path=f"{folder}/text.txt", cache_dir=f"{folder}/cache"), tokenizer=TokenizerConfig(name="byte"),
+        run_dir=f"{folder}/{compile}-{failing}-{attention}", device="cpu", precision="fp32", batch_size=4, max_steps=4,
+        eval_interval=2, compile="auto" if compile == "loss" else compile, sample_tokens=4,
+    ))
+    print("frames", counter.frame_count, f"{loss:.4f}")
+except SettingsError as error:
+    print(error)
+"""
 ROOT = Path(__file__).parent.parent
 MIXED = ["sdpa+key_offset+logn+forget+sink+diff+xsa+gate", "mla+gate", "delta+gate_element"]
 COUNT = """
@@ -36,6 +92,31 @@ for form in sys.argv[1:]:
         gpt.train()
     print(form, counter.frame_count, len(counters["graph_break"]))
 """
+
+
+def test_a_run_compiles_model_and_loss_before_its_first_step_and_nothing_else(tmp_path):
+    both, loss = (lines(RUN, str(tmp_path), way, "", "sdpa")[-1].split() for way in ("on", "loss"))
+    assert both[:2] == ["frames", "2"] and loss[:2] == ["frames", "1"] and both[2] == loss[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", ["compiler", "kernel"])
+def test_a_compiler_that_fails_in_the_real_model_is_told_and_the_run_goes_on_unless_compile_is_on(tmp_path, failing):
+    expected = "torch cannot compile attention=sdpa here"
+    told, *_, last = lines(RUN, str(tmp_path), "auto", failing, "sdpa")
+    assert told.startswith(f"WARNING {expected}") and told.endswith("training goes on uncompiled, which is slower.")
+    assert last.startswith("frames 0 ")
+    told, *_, last = lines(RUN, str(tmp_path), "loss", failing, "sdpa")
+    assert told.startswith(f"WARNING {expected}") and last.startswith("frames 0 ")
+    (sentence,) = lines(RUN, str(tmp_path), "on", failing, "sdpa")
+    assert sentence.startswith(f"compile=on: {expected}") and sentence.endswith("): set compile=off.")
+
+
+@pytest.mark.slow
+def test_a_part_of_the_model_that_torch_leaves_uncompiled_is_told(tmp_path):
+    told, *_, last = lines(RUN, str(tmp_path), "on", "", "reading")
+    assert told.startswith("WARNING torch leaves a part of the model uncompiled, which is slower: ")
+    assert last.startswith("frames ")
 
 
 def lines(code: str, *arguments: str) -> list[str]:

@@ -157,6 +157,24 @@ def test_a_device_that_fails_in_another_command_is_a_sentence_too():
     )
 
 
+MISSING = NotImplementedError(
+    "The operator 'aten::linalg_qr' is not currently implemented for the MPS device. If you want this op to be added "
+    "in priority during the prototype phase of this feature, please comment on https://github.com/pytorch/pytorch"
+)
+
+
+def test_an_operation_that_apples_gpus_lack_is_no_broken_card(train_config, monkeypatch):
+    before_step(monkeypatch, 13, raising(MISSING))
+    with pytest.raises(SettingsError) as raised:
+        train(train_config)
+    lacking = "The operator 'aten::linalg_qr' is not currently implemented for the MPS device"
+    remedy = "set the environment variable PYTORCH_ENABLE_MPS_FALLBACK=1, or device=cpu"
+    again = f"resume={train_config.run_dir} goes on from step_10."
+    assert str(raised.value) == f"device=cpu lacks an operation of this run ({lacking}): {remedy}; {again}"
+    assert sentence_for(MISSING) == f"Apple's GPU lacks an operation of this command ({lacking}): {remedy}."
+    assert sentence_for(NotImplementedError("a method of ours")) is None
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

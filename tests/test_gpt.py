@@ -18,7 +18,7 @@ from model.config import MLPS, GPTConfig
 from model.cpu import LARGE, store_by_columns
 from model.gpt import GPT, NORMS
 from model.layers import LayerNorm, Linear, RMSNorm
-from model.loss import IGNORE_INDEX, fused_cross_entropy
+from model.loss import IGNORE_INDEX, chunk_length, fused_cross_entropy
 from model.row import mlp_step
 from model.size import cache_bytes_per_token, count_parameters, count_weights, flops_per_token, without_weights
 from model.weights import load_weights, plain_weights
@@ -410,3 +410,10 @@ def test_settings_that_do_not_fit_are_named(settings, named):
 def test_a_size_may_be_an_integer_of_numpys():
     config = GPTConfig(vocab_size=np.int64(61), n_layer=np.int32(2))
     assert json.loads(json.dumps(asdict(config)))["vocab_size"] == 61
+
+
+def test_a_chunk_in_fp16_on_a_gpu_is_no_longer_than_its_sums_allow():
+    # In the first steps the largest sum of a gradient over 2,048 tokens is 1,258, and fp16 ends at 65,504.
+    of = lambda dtype, N: chunk_length(torch.empty(N, 4, dtype=dtype, device="meta"), 257, None)  # noqa: E731
+    assert of(torch.bfloat16, 262_144) == 262_144 and of(torch.float16, 262_144) == 16_384
+    assert of(torch.float16, 20_000) == 10_000 and 16_384 * 1258 / 2048 < 65_504 / 4

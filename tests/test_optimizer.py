@@ -4,7 +4,6 @@ from itertools import chain
 
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import random_gpt
 
 from model.config import GPTConfig
@@ -145,7 +144,7 @@ def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
 
 def test_ranks_divide_the_matrices_of_a_step_among_them(monkeypatch):
     rows, shares = torch.randn(4, 2, 3), []
-    monkeypatch.setattr(dist, "all_gather_into_tensor", lambda whole, own: shares.append(own) or whole.zero_())
+    monkeypatch.setattr("training.distributed.all_gather", lambda whole, own: shares.append(own) or whole.zero_())
     for rank in range(3):
         result = Ranks(rank, 3, launched=True).divide(torch.neg, rows)
         assert result.shape == rows.shape
@@ -207,6 +206,38 @@ def test_gradients_are_divided_as_the_step_is_told(name):
             for optimizer in optimizers:
                 take(optimizer, factor if step else 1.0)
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_on_a_gpu_muon_moves_matrices_together_as_it_does_one_by_one(monkeypatch, skipped):
+    models, momenta = [], []
+    for stacks in (False, True):
+        monkeypatch.setattr("training.optimizer.has_launches", lambda tensor, stacks=stacks: stacks)
+        models.append(model := random_gpt(attention="sdpa+gate_element", mlp="swiglu"))
+        optimizers = make_optimizers(model, OptimizerConfig(weight_decay=0.1))
+        for step in range(3):
+            torch.manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            if skipped and step == 2:
+                before = [parameter.detach().clone() for parameter in model.parameters()]
+                model.blocks[0].attention.qkv_proj.weight.grad.fill_(torch.nan)
+                # The flag of a GPU is not read: so it is none of a CPU's either.
+                monkeypatch.setattr("training.optimizer.is_skipped", lambda flag: False)
+            for optimizer in optimizers:
+                optimizer.grad_scale, optimizer.found_inf = (
+                    torch.tensor(3.0),
+                    torch.tensor(float(skipped and step == 2)),
+                )
+                if stacks or not (skipped and step == 2):
+                    optimizer.step()
+        if skipped and stacks:
+            assert all(map(torch.equal, before, model.parameters()))
+        momenta.append(optimizer_state(model, optimizers))
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one, other, atol=5e-4, rtol=0)  # a rounding, orthogonalized in bf16
+    for name, tensor in momenta[0].items():
+        torch.testing.assert_close(momenta[1][name], tensor, atol=1e-6, rtol=1e-6)
 
 
 def test_the_state_of_another_model_is_refused_naming_a_part():

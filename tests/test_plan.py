@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 from conftest import PRESETS, preset_settings, run_here
 from test_resume import ROOT, before_step
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import training.start
@@ -27,7 +30,7 @@ from train import train, train_step
 from training import plan
 from training.config import OptimizerConfig, PlanConfig, TrainConfig
 from training.distributed import Ranks
-from training.plan import plan_run, predict_memory
+from training.plan import plan_run, predict_memory, trial_run
 from training.start import refuse_too_large
 
 CPU = torch.device("cpu")
@@ -103,6 +106,46 @@ def test_peak_memory_is_within_a_tenth_of_the_measured():
     for line in done.stdout.splitlines():
         predicted, measured = map(int, line.split())
         assert predicted == pytest.approx(measured, rel=0.1)
+
+
+def recorded_peak(config: TrainConfig) -> int:
+    """The most bytes of a run's second step, by torch's record of its allocator."""
+    run = trial_run(config, torch.device("cpu"), torch.float32)
+    train_step(run, 0)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        train_step(run, 1)
+    assert recorded.profiler is not None
+    events = [*recorded.profiler.kineto_results.experimental_event_tree()]
+    sizes = []
+    for event in events:
+        events += event.children
+        if event.tag == _EventType.Allocation:
+            sizes.append((event.start_time_ns, event.extra_fields.alloc_size))
+    return max(accumulate(size for _, size in sorted(sizes)))
+
+
+@pytest.mark.parametrize(
+    "attention", ["sdpa", "sdpa+window", "sigmoid", "sparsemax", "stick", "softcap+forget+sink", "moba", "index"]
+)
+def test_the_memory_inside_of_chunks_is_predicted_as_torchs_allocator_records_it(attention):
+    window = {"attention_window": 64} if "window" in attention else {}
+    sizes = dict(n_layer=1, n_head=4, n_embd=16, block_size=512, vocab_size=257)
+    config = TrainConfig(model=GPTConfig(attention=attention, **sizes, **window), batch_size=4)
+    memory = predict_memory(train_step, config, 4)
+    # An index is predicted as a GPU has it, which sorts all rows and not those with equals alone.
+    tolerance = 0.2 if attention == "index" else 0.02
+    assert memory.gradients + memory.activations == pytest.approx(recorded_peak(config), rel=tolerance)
+
+
+def test_on_a_gpu_chunks_hold_more_than_fused_attention_does():
+    sizes = dict(n_layer=2, n_head=12, n_embd=768, block_size=1024, vocab_size=257)
+    held = {}
+    for attention in ("sdpa", "sigmoid", "stick"):
+        config = TrainConfig(model=GPTConfig(attention=attention, **sizes), batch_size=8)
+        held[attention] = predict_memory(train_step, config, 8, torch.bfloat16, on_gpu=True).activations
+    chunk = 4 * 8 * 12 * 512 * 1025  # bytes of the scores of 512 queries
+    assert held["sdpa"] + 2 * chunk < held["sigmoid"] < held["sdpa"] + 4 * chunk
+    assert held["sigmoid"] + chunk < held["stick"] < held["sigmoid"] + 3 * chunk
 
 
 @pytest.mark.slow

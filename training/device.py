@@ -27,12 +27,22 @@ DEVICES = {
     "h100": (989e12, 80e9),
     "h200": (989e12, 141e9),
     "b200": (2250e12, 180e9),
+    "l4": (121e12, 24e9),
+    "l40s": (362e12, 48e9),
+    "a10": (125e12, 24e9),
+    "rtx3060": (25e12, 12e9),  # GeForce adds up in float32 at half its rate
+    "rtx3090": (71e12, 24e9),
+    "rtx4090": (165e12, 24e9),
+    "rtx5090": (209e12, 32e9),
 }
 # A torch for the drivers and cards that the newest one leaves out: CUDA 12 drivers, and cards from Pascal on.
 OLDER_CUDA = 'pip install "torch>=2.11,<2.15" --index-url https://download.pytorch.org/whl/cu126'
 # Files that the driver of an NVIDIA card makes, on Linux and under WSL.
 NVIDIA_CARDS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 # AMD's architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
+RADEON_WITHOUT_FLASH = ("gfx11", "gfx12")
+"""AMD's cards whose fused attention torch calls experimental, and leaves out unless AOTRITON says otherwise."""
+AOTRITON = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"
 AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
 
@@ -99,6 +109,9 @@ def start_problem(device: torch.device) -> str | None:
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # CUDA graphs use the current device
+            if torch.version.hip and architecture(device).startswith(RADEON_WITHOUT_FLASH):
+                # torch asks once, at the first attention, which would otherwise write all its weights.
+                os.environ.setdefault(AOTRITON, "1")
         if device.type != "cpu":
             torch.ones(1, device=device).add(1).item()
     except RuntimeError as error:
@@ -128,10 +141,15 @@ def multiplies_bf16(device: torch.device) -> bool:
     """Return whether bf16 products are faster than float32 ones; emulated ones are far slower."""
     if device.type == "cuda" and torch.version.hip:
         # torch's is_bf16_supported() is true for every AMD card.
-        return torch.cuda.get_device_properties(device).gcnArchName.startswith(AMD_WITH_BF16)
+        return architecture(device).startswith(AMD_WITH_BF16)
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and cpu.multiplies_bf16()
+
+
+def architecture(device: torch.device) -> str:
+    """Return the architecture of an AMD card, such as gfx1100."""
+    return torch.cuda.get_device_properties(device).gcnArchName
 
 
 @contextmanager
@@ -141,14 +159,37 @@ def fast_products(device: torch.device, dtype: torch.dtype = torch.float32) -> I
     On CUDA that is TF32 for products that autocast leaves in float32; it is finer than bf16. With precision=fp32 they
     are exact. On a CPU see model/cpu.py.
     """
-    before = torch.backends.cuda.matmul.fp32_precision
-    if device.type == "cuda" and dtype != torch.float32:
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-    try:
-        with cpu.fast_products() if device.type == "cpu" else nullcontext():
+    if device.type == "cpu":
+        with cpu.fast_products():
             yield
+    elif device.type == "cuda" and dtype != torch.float32:
+        with tf32_products():
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def tf32_products() -> Iterator[None]:
+    """Round the factors of float32 products to TF32 on CUDA.
+
+    torch has two settings for it. Inductor's autotuning reads the older one, which raises if only the newer one is set;
+    set_float32_matmul_precision() sets both.
+    """
+    new_settings = torch.backends.cuda.matmul, cpu.MATMUL
+    before = [setting.fp32_precision for setting in new_settings]
+    try:
+        old_setting = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the caller has set the newer one alone: keep to it
+        yield
+        return
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        torch.set_float32_matmul_precision(old_setting)
+        for setting, value in zip(new_settings, before, strict=True):
+            setting.fp32_precision = value
 
 
 def can_compile(device: torch.device, *, is_required: bool, warns: bool = True) -> bool:
@@ -225,10 +266,10 @@ def peak_flops(device: torch.device) -> float | None:
     """Return a GPU's FLOP/s by its data sheet, dense in 16 bits; None if they are unknown."""
     if device.type != "cuda":
         return None
-    words = re.split(r"\W+", torch.cuda.get_device_name(device).lower())
+    words = re.split(r"\W+", torch.cuda.get_device_name(device).lower().replace("rtx ", "rtx"))
     known = [peak for kind, (peak, _) in DEVICES.items() if kind in words]
-    # DEVICES has the boards for SXM sockets; those for PCIe and NVL are slower.
-    return known[0] if known and not {"pcie", "nvl"} & {*words} else None
+    # DEVICES has the boards for SXM sockets and desktops; those for PCIe, NVL and laptops are slower, others faster.
+    return known[0] if known and not {"pcie", "nvl", "laptop", "ti", "super", "d"} & {*words} else None
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -5,6 +5,7 @@ from CPU to CPU by gloo, so no device waits for them.
 """
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import SettingsError, first_line
 from model.gpt import GPT
+from model.loss import LARGEST_CHUNK_ON_GPU, chunk_loss_and_gradient
 from training.config import TrainConfig
 
 Value = TypeVar("Value")
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 TORCHRUN = "start with torchrun, which sets these variables, or unset them"
 
 
@@ -93,8 +96,26 @@ class Ranks:
         padded = torch.cat((rows, rows.new_zeros(count * self.size - len(rows), *rows.shape[1:])))
         own = function(padded[self.rank * count : (self.rank + 1) * count]).contiguous()
         whole = own.new_empty(count * self.size, *own.shape[1:])  # (N + padding, …)
-        dist.all_gather_into_tensor(whole, own)
+        all_gather(whole, own)
         return whole[: len(rows)]
+
+    def meet(self, place: str, every: float = 1.0) -> None:
+        """Wait until all ranks have come to a place, for hours if need be: no collective does.
+
+        Those of another machine may still prepare its text. every: seconds between two looks.
+        """
+        if not self.launched:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        arrived = store.add(place, 1)
+        while arrived < self.size:
+            time.sleep(every)
+            arrived = store.add(place, 0)
+
+    def leave(self) -> None:
+        """Leave the process group, which NCCL warns of otherwise."""
+        if self.launched and dist.is_initialized():
+            dist.destroy_process_group()
 
     def broadcast(self, value: Value) -> Value:
         """Return rank 0's value on every rank."""
@@ -123,17 +144,27 @@ class LossModule(nn.Module):
         return self.model.loss(*arguments, **more)
 
 
-def parallelize(model: GPT, ranks: Ranks, device: torch.device, compiled: bool) -> Callable[..., Tensor]:
+def parallelize(
+    model: GPT,
+    ranks: Ranks,
+    device: torch.device,
+    compiled: bool,
+    compiled_loss: bool = False,
+) -> Callable[..., Tensor]:
     """Return model.loss() for the training step: compiled, and under torchrun wrapped by DDP.
 
-    DDP gives rank 0's weights to the others.
+    DDP gives rank 0's weights to the others. compiled_loss: compile the loss, even if not the model.
     """
     # Compile in place: the loss, and block by block, so that a block's gradients are sent while the next one's are
     # computed.
     if compiled:
         for block in model.blocks:
             block.compile()
+    if compiled or compiled_loss:
         model.runtime.loss_and_gradient = torch.compile(model.runtime.loss_and_gradient)
+        if device.type == "cuda":
+            # A kernel turns the logits into gradients, and no tensor holds them in float32.
+            model.runtime.largest_chunk = 2 * LARGEST_CHUNK_ON_GPU
     if not ranks.launched:
         return model.loss
     if compiled:
@@ -142,6 +173,14 @@ def parallelize(model: GPT, ranks: Ranks, device: torch.device, compiled: bool) 
     devices = [device.index] if device.type == "cuda" else None
     # As views of the buckets, gradients are not copied into them.
     return DistributedDataParallel(LossModule(model), device_ids=devices, gradient_as_bucket_view=True)
+
+
+def uncompile(model: GPT) -> None:
+    """Undo what parallelize() has compiled."""
+    for block in model.blocks:
+        block._compiled_call_impl = None
+    model.runtime.loss_and_gradient = chunk_loss_and_gradient
+    model.runtime.largest_chunk = None
 
 
 def sync_gradients(loss: Callable[..., Tensor], *, last: bool) -> AbstractContextManager[None]:

@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from common.errors import DeviceError, SettingsError, device_failed, first_line
+from common.errors import (
+    ON_THE_CPU,
+    DeviceError,
+    SettingsError,
+    device_failed,
+    first_line,
+    lacks_operator,
+)
 from common.text import hydra_quoted
 from training.device import memory_shortage
 from training.run import Run
@@ -30,6 +37,9 @@ def explain_failures(run: Run) -> Iterator[None]:
         if shortage:
             problem = f"micro_batch_size={run.micro_batch_size} {after} needs more memory than there is ({shortage})"
             remedy = smaller_micro_batch(run.micro_batch_size)
+        elif lacks_operator(error):
+            problem = f"device={run.device} lacks an operation of this run ({first_line(error).partition('. ')[0]})"
+            remedy = ON_THE_CPU
         elif device_failed(error):
             problem = f"{run.device} failed {after} ({first_line(error)})"
             remedy = "look for the cause in nvidia-smi and dmesg, or set device=cpu"

@@ -20,7 +20,7 @@ from runs.directory import open_log
 from runs.metrics import Evaluation, Row, finite, is_number, read_metrics
 from runs.origin import PROJECT_HASH, commit
 from runs.summary import NUMBERS, Summary, sentence_of, write_summary
-from training.device import peak_memory, reset_peak_memory
+from training.device import peak_memory, reset_peak_memory, run_eagerly
 from training.evaluation import first_sequences
 from training.logger import Logger
 from training.run import Run
@@ -51,6 +51,8 @@ class SummaryFile(Logger):
         self.run = run
         self.rows = rows
         reset_peak_memory(run.device)  # earlier jobs of a sweep in this process do not count
+        with run_eagerly(run.compiled):  # one token has another shape, which would compile
+            self.cache_bytes = round(cache_bytes_per_token(run.model), 1)
         self.write()
 
     def on_row(self, row: Row, sample: str) -> None:
@@ -90,7 +92,7 @@ class SummaryFile(Logger):
             seconds=round(run.seconds, 3),
             tokens_per_s=round(statistics.median(speeds), 1) if speeds else None,
             decode_tokens_per_s=None if run.decode_rate is None else round(run.decode_rate, 1),
-            cache_bytes_per_token=round(cache_bytes_per_token(run.model), 1),
+            cache_bytes_per_token=self.cache_bytes,
             peak_memory_mb=round(peak_memory(run.device) / 1e6, 1),
             **{name: best.get(name) for name in NUMBERS if name.startswith("val_")},
         )

@@ -83,6 +83,16 @@ def with_gradients(group: Group) -> list[tuple[nn.Parameter, Tensor]]:
     return [(weight, weight.grad) for weight in group["params"] if weight.grad is not None]
 
 
+def has_launches(tensor: Tensor) -> bool:
+    """Return whether the tensor's device takes longer to launch a kernel than to move a small matrix."""
+    return not tensor.is_cpu
+
+
+def is_skipped(flag: Tensor) -> bool:
+    """Return whether a CPU's flag says so: that waits for nothing, and a plan's fake tensor has no value."""
+    return type(flag) is Tensor and flag.is_cpu and bool(flag)
+
+
 def zeros(groups: list[Group], *names: str) -> State:
     """Return the initial state of each parameter: zeros for each of the names."""
     parameters = [parameter for group in groups for parameter in group["params"]]
@@ -161,7 +171,7 @@ class Muon:
     def step(self) -> None:
         """Update the weights by their gradients divided by grad_scale, unless found_inf is 1."""
         skip = self.found_inf
-        if type(skip) is Tensor and skip.is_cpu and skip:  # waits for nothing; a plan's fake tensor has no value
+        if is_skipped(skip):
             return
         moves = 1 - skip
         for group, channels in zip(self.param_groups, ("rows", "columns", ""), strict=True):
@@ -172,11 +182,13 @@ class Muon:
             for (_, parts), pairs in batches.items():
                 # Update the momentum; in a skipped step towards itself.
                 momenta = [self.state[weight]["momentum_buffer"] for weight, _ in pairs]
-                gradients = [gradient / self.grad_scale for _, gradient in pairs]
-                if not skip.is_cpu:
-                    gradients = [
-                        torch.where(skip > 0, mean, grad) for mean, grad in zip(momenta, gradients, strict=True)
-                    ]
+                gradients = [gradient for _, gradient in pairs]
+                stacks = has_launches(skip)
+                if not stacks:
+                    gradients = [gradient / self.grad_scale for gradient in gradients]
+                else:
+                    scaled = torch.stack(gradients) / self.grad_scale
+                    gradients = [*torch.where(skip > 0, torch.stack(momenta), scaled)]
                 torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
                 nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))  # (N, m, n)
 
@@ -189,8 +201,11 @@ class Muon:
                 rate = moves * group["lr"]
                 if group["weight_decay"]:
                     torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
-                for weight, change in zip(weights, updates, strict=True):
-                    weight.addcmul_(change, rate, value=-1)
+                if not stacks:
+                    for weight, change in zip(weights, updates, strict=True):
+                        weight.addcmul_(change, rate, value=-1)
+                else:
+                    torch._foreach_sub_(weights, [*(updates * rate)])
 
     def update(self, matrices: Tensor, parts: tuple[int, ...], channels: str) -> Tensor:
         """Return the updates of matrices (N, m, n) at a rate of 1, each part of the rows separately."""

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from common.text import command, duration, flat, plural, si
 from data.batches import Dataset, TokenDataset
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
+from model.attention.chunked import OPERATORS
 from model.cpu import freed_memory_kept
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
@@ -74,11 +76,14 @@ class Memory:
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of the live tensors made within it, and their peak."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_gpu: bool = False) -> None:
+        """on_gpu: count what attention by chunks takes inside as a GPU takes it."""
         super().__init__()
+        self.on_gpu = on_gpu
         self.now = 0
         self.most = 0
         self.alive = WeakIdKeyDictionary()  # the storages as keys
+        self.inside: dict[tuple, int] = {}  # the bytes of an operator's own tensors, by its arguments
 
     def __torch_dispatch__(
         self,
@@ -88,6 +93,8 @@ class LiveBytes(TorchDispatchMode):
         kwargs: Any = None,
     ) -> Any:
         result = function(*args, **(kwargs or {}))
+        if function in OPERATORS:
+            self.most = max(self.most, self.now + self.bytes_inside(function, *args))
         # Views share a storage, which counts once.
         for storage in (leaf.untyped_storage() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
             if storage not in self.alive:
@@ -100,6 +107,22 @@ class LiveBytes(TorchDispatchMode):
     def free(self, size: int) -> None:
         """Take away the bytes of a storage that is gone."""
         self.now -= size
+
+    def bytes_inside(self, operator: Any, tensors: list[Tensor], *settings: Any) -> int:
+        """Return the peak of the tensors that an operator of attention by chunks makes, its results included."""
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        key = operator, settings, *((tensor.shape, tensor.dtype) for tensor in tensors)
+        if key not in self.inside:
+            # Take its steps with tensors of shapes. What is on no CPU gets the chunks of a GPU.
+            live = LiveBytes()
+            with unset_fake_temporarily() if self.on_gpu else nullcontext():
+                given = [torch.empty_like(tensor, device="meta") if self.on_gpu else tensor for tensor in tensors]
+                live.alive.update({tensor.untyped_storage(): None for tensor in given})
+                with live:
+                    OPERATORS[operator](given, *settings)
+            self.inside[key] = live.most
+        return self.inside[key]
 
 
 def predict_memory(
@@ -114,7 +137,7 @@ def predict_memory(
 
     # Two micro-batches reach the peak: the second one finds the gradients of the first.
     few = replace(config, batch_size=min(config.batch_size, 2 * micro), micro_batch_size=micro)
-    live = LiveBytes()
+    live = LiveBytes(on_gpu=on_gpu)
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         run = trial_run(few, torch.device("cpu"), dtype)
         if on_gpu:

@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 
 from common.console import Signals, in_notebook, show_log
-from common.errors import SettingsError
+from common.errors import SettingsError, device_failed, first_line, lacks_memory
 from common.files import os_errors_named, replace_text, user_path
 from common.settings import from_arguments
 from data.batches import Dataset
@@ -30,6 +31,7 @@ from model.attention.code import explained
 from model.cpu import freed_memory_kept
 from model.gpt import GPT
 from model.layers import eval_mode
+from model.loss import chunk_loss_and_gradient
 from model.size import count_weights, flops_per_token, without_weights
 from model.weights import load_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
@@ -37,9 +39,18 @@ from runs.directory import lock_run, log_to, make_run_directory
 from runs.plugins import run_code
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import TrainConfig
-from training.device import can_compile, choose_device, choose_precision, memory_errors, memory_of
-from training.distributed import Ranks, parallelize, with_recompute
+from training.device import (
+    can_compile,
+    choose_device,
+    choose_precision,
+    fast_products,
+    memory_errors,
+    memory_of,
+    to_device,
+)
+from training.distributed import Ranks, parallelize, uncompile, with_recompute
 from training.evaluation import first_sequences
+from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, process_kept, seed_generators
 from training.optimizer import load_optimizer_state
 from training.pretrained import open_pretrained
@@ -96,7 +107,10 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
 
         stack.callback(run.checkpointer.wait)
         with run.signals:
+            with explain_failures(run):
+                try_compiled(run)
             yield run
+        ranks.leave()
 
 
 def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Saved | None) -> Run:
@@ -131,7 +145,9 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
                 load_weights(model, load_file(saved.path / WEIGHTS))
         had_compiled = saved.meta.computed_on.get("compiled") if saved else None
         compiled = choose_compile(config, device, model, had_compiled)
-        training_loss = parallelize(model, ranks, device, compiled)
+        compiled_loss = compiled or choose_compiled_loss(config, device)
+        ranks.meet("the weights")  # the machines may have prepared their text in turn
+        training_loss = parallelize(model, ranks, device, compiled, compiled_loss)
 
     # Build the run, with its progress.
     own_tokenizer = encoding is not None and not config.data.is_task
@@ -295,7 +311,7 @@ def choose_compile(
 ) -> bool:
     """Return whether torch compiles the model; auto does on Linux if the run is long enough to gain by it.
 
-    had_compiled: whether the run that is resumed did, which auto keeps: it decides the last bits. Raises SettingsError
+    had_compiled: whether the resumed run compiled, which auto keeps: it decides the last bits. Raises SettingsError
     for compile=on if torch cannot compile; auto then warns, but not on a CPU, which few expect to compile.
     """
     gains = sys.platform == "linux" and is_worth_compiling(config, device, model)
@@ -320,6 +336,57 @@ def is_worth_compiling(config: TrainConfig, device: torch.device, model: GPT) ->
         flops = flops_per_token(model) * config.tokens_per_step * steps
         minutes = min(minutes, flops / (CORE_SPEED * torch.get_num_threads()) / 60)
     return device.type == "cpu" and minutes >= COMPILE_MINUTES
+
+
+def choose_compiled_loss(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether torch compiles the loss of a run whose model it does not compile.
+
+    Eager, it reads and writes the logits on a GPU ten times; compiled, once. It compiles in seconds.
+    """
+    gains = config.compile == "auto" and device.type == "cuda" and sys.platform == "linux"
+    return gains and can_compile(device, is_required=False)
+
+
+def try_compiled(run: Run) -> None:
+    """Compile by the passes of a micro-batch; train uncompiled if that fails.
+
+    Raises SettingsError instead for compile=on. Also tells what torch leaves uncompiled.
+    """
+    if run.model.runtime.loss_and_gradient is chunk_loss_and_gradient:
+        return
+    from torch._dynamo.utils import counters  # with torch's compiler, which this run has loaded already
+
+    breaks = counters["graph_break"]
+    before = breaks.copy()
+    try:
+        with fast_products(run.device, run.dtype):
+            first_pass(run)
+    except Exception as error:  # torch's compiler, Triton and the C compiler document no types
+        if lacks_memory(error) or device_failed(error):
+            raise
+        problem = f"torch cannot compile attention={run.config.model.attention} here ({first_line(error)})"
+        if run.config.compile == "on":
+            raise SettingsError(f"compile=on: {problem}", "set compile=off") from error
+        log.warning("%s: training goes on uncompiled, which is slower.", problem)
+        uncompile(run.model)
+        run.compiled = run.has_to_compile = False
+    finally:
+        run.model.zero_grad()
+    for reason in breaks - before:
+        log.warning("torch leaves a part of the model uncompiled, which is slower: %s", reason.partition("\n")[0])
+    run.started = time.perf_counter()
+
+
+def first_pass(run: Run) -> None:
+    """Take the forward and the backward pass of a micro-batch, and wait for the device."""
+    batch = run.data.train_batch(run.progress.step, 0, run.micro_batch_size)
+    parts: Any = (to_device(part, run.device) for part in batch)
+    inputs, targets, doc_starts = parts
+    run.model.train()
+    with run.autocast:
+        loss = run.model.loss(inputs, targets, doc_starts=doc_starts)
+    loss.backward()
+    loss.item()
 
 
 def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> Saved | None:

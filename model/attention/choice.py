@@ -107,15 +107,20 @@ def best_of(
     index: Tensor,
     best: int,
     gap: Tensor,
+    reads: bool = True,
 ) -> Tensor:
     """Return the `best` keys of each row (…, keys), of equals the nearer; none at -∞.
 
     Scores are equal if no gap in their order is wider than `gap`.
+
+    reads: whether it may look at numbers, and sort only the rows that need it.
     """
     # With fewer keys than that there is no choice.
     finite = index > -torch.inf
     if index.shape[-1] <= best:
         return finite
+    if not reads:
+        return nearest_of_equals(index, best, gap) & finite
 
     # The least of the best and the next: a full sort would take longer.
     top = index.topk(best + 1, sorted=False).values

@@ -17,7 +17,8 @@ transposes  gradients of keys and values add up as (D, S): products of row-major
 
 In half precision the scores are products in float32. The other products are in the type that the processor multiplies
 fastest, and all else in float32. The passes are custom operators, opaque to torch.compile, because stick and sparsemax
-look at numbers to know when to stop. Second derivatives are refused.
+look at numbers to know when to stop. On a GPU nothing looks at a number, for which the CPU would wait. Second
+derivatives are refused.
 """
 
 import math
@@ -99,9 +100,11 @@ class Operands:
         self.rows = chunk_rows(q)
         self.buffers: dict[int, Tensor] = {}
         self.zero = q.new_zeros(1, dtype=self.dtype)
-        # Dropout draws from the same state in both passes.
-        self.generator = torch.Generator(self.device)
-        if inputs.seed is not None:
+        self.reads = reads_numbers(q)
+        # Dropout draws from the same state in both passes. A plan has no numbers.
+        self.generator = None
+        if inputs.seed is not None and type(inputs.seed) is Tensor and not inputs.seed.is_meta:
+            self.generator = torch.Generator(self.device)
             self.generator.manual_seed(int(inputs.seed))
 
         # Queries (N, G, T, D), keys (N, S, D) and values (N, S, Dv). Scores are exact: their products are in float32.
@@ -125,14 +128,18 @@ class Operands:
         # The first key that each query sees, (B or 1, 1, T, 1), and its bounds in the batch: read once for all chunks.
         window = settings.window or self.S
         positions = range(self.S - self.T, self.S)
-        starts = [max(0, position + 1 - window) for position in positions]
-        self.earliest = self.latest = starts
-        self.first_seen = torch.tensor(starts, device=self.device)[None, None, :, None]
+        self.earliest: Sequence[int] = [max(0, position + 1 - window) for position in positions]
+        self.latest: Sequence[int] = self.earliest
+        position = torch.arange(self.S - self.T, self.S, device=self.device)
+        self.first_seen = (position + 1 - window).clamp_(min=0)[None, None, :, None]
         if inputs.doc_starts is not None:
             doc_starts = inputs.doc_starts[:, None, :, None]
             self.first_seen = torch.maximum(doc_starts, self.first_seen)
-            bounds = torch.stack(self.first_seen.aminmax(dim=0))
-            self.earliest, self.latest = bounds.flatten(1).tolist()
+            if self.reads:
+                bounds = torch.stack(self.first_seen.aminmax(dim=0))
+                self.earliest, self.latest = bounds.flatten(1).tolist()
+            else:
+                self.latest = positions  # a query may see itself alone
 
     def by_group(self, x: Tensor) -> Tensor:
         """(B, H, T, …) -> (N, G, T, …)."""
@@ -162,6 +169,11 @@ def chunk_rows(q: Tensor) -> int:
     if not q.is_cpu:
         return min(T, ROWS_ELSEWHERE)
     return ROWS_ON_CPU if T >= 1024 else min(T, ROWS_OF_SHORT_TEXTS)
+
+
+def reads_numbers(q: Tensor) -> bool:
+    """Return whether the passes may look at numbers: on a GPU that would wait, and a plan's tensors have none."""
+    return q.is_cpu and type(q) is Tensor
 
 
 def wide_dtype(q: Tensor) -> torch.dtype:
@@ -396,7 +408,7 @@ class IndexChoice:
         gap = tie_gap(index.nan_to_num(neginf=0))
         own = torch.arange(chunk.n, device=index.device)
         index[:, own, chunk.length - chunk.n + own] = torch.inf
-        chosen = best_of(index, self.best, gap)
+        chosen = best_of(index, self.best, gap, chunk.operands.reads)
 
         # A bit for each key, eight in a byte.
         chosen = F.pad(chosen, (0, -chunk.length % 8))
@@ -580,7 +592,8 @@ def backward_pass(
     d_row, d_column = (x.view(N, G, -1) for x in gradients[3:])
     for number, start in enumerate(range(0, operands.T, operands.rows)):
         # The weights, once more.
-        chunk = QueryChunk(operands, start, int(outputs.lengths[number]))
+        most = int(outputs.lengths[number]) if operands.reads else operands.S
+        chunk = QueryChunk(operands, start, most)
         span = chunk.span
         chunk.statistic = chunk.read(outputs.statistic)
         scores = chunk.scores()
@@ -635,9 +648,28 @@ SETTINGS = "str weighting, int? window, float dropout_p, float scale, int best, 
 SCHEMA = f"(Tensor[] tensors, {SETTINGS}) -> Tensor[]"
 torch.library.define("tinygpt::chunked", SCHEMA)
 torch.library.define("tinygpt::chunked_backward", SCHEMA)
+torch.library.define("tinygpt::seed", "(*, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 
 
-@torch.library.impl("tinygpt::chunked", "default")
+def seed_operator(*, device: torch.device) -> Tensor:
+    """Return a seed of dropout, drawn on the CPU; by its `device` the compiler knows whose generator to keep."""
+    return torch.randint(2**62, ())
+
+
+torch.library.impl("tinygpt::seed", "default", seed_operator)
+
+
+@torch.library.register_fake("tinygpt::seed")
+def _(*, device: torch.device) -> Tensor:
+    return torch.empty((), dtype=torch.int64, device=device)
+
+
+def draw_seed(q: Tensor) -> Tensor:
+    # As an operator of ours, or a compiled block of a GPU would need a compiler for the CPU too.
+    cpu = torch.device("cpu")
+    return seed_operator(device=cpu) if q.is_cpu else torch.ops.tinygpt.seed.default(device=cpu)
+
+
 def forward_operator(
     tensors: Sequence[Tensor],
     *settings: Any,
@@ -649,6 +681,9 @@ def forward_operator(
     return [*outputs]
 
 
+torch.library.impl("tinygpt::chunked", "default", forward_operator)
+
+
 @torch.library.register_fake("tinygpt::chunked")
 def _(
     tensors: Sequence[Tensor],
@@ -658,7 +693,6 @@ def _(
     return [*make_outputs(inputs, named)]
 
 
-@torch.library.impl("tinygpt::chunked_backward", "default")
 def backward_operator(
     tensors: Sequence[Tensor],
     *settings: Any,
@@ -668,12 +702,22 @@ def backward_operator(
     return [*backward_pass(Operands(inputs, named), Outputs(*outputs), dy)]
 
 
+torch.library.impl("tinygpt::chunked_backward", "default", backward_operator)
+
+
 @torch.library.register_fake("tinygpt::chunked_backward")
 def _(
     tensors: Sequence[Tensor],
     *settings: Any,
 ) -> list[Tensor]:
     return [*make_gradients(unpack(tensors, settings)[0])]
+
+
+OPERATORS = {
+    torch.ops.tinygpt.chunked.default: forward_operator,
+    torch.ops.tinygpt.chunked_backward.default: backward_operator,
+}
+"""The operators and what they run, for whoever counts the tensors inside: see training/plan.py."""
 
 
 def keep(
@@ -739,7 +783,7 @@ def chunked(call: Call) -> tuple[Output, Tensor | None]:
     # Call the operator, which takes no None in a list.
     indexer = call.indexer
     index_q, index_k, index_w = (None, None, None) if indexer is None else indexer[:3]
-    seed = torch.randint(2**62, ()) if call.dropout_p else None
+    seed = draw_seed(q) if call.dropout_p else None
     inputs = Inputs(q, call.k, call.v, row, column, call.sink, index_q, index_k, index_w, doc_starts, seed)
     tensors = [q.new_empty(0) if x is None else x for x in inputs]
     best = 0 if indexer is None else indexer.best

@@ -78,9 +78,11 @@ def fused_with_matrix(call: Call) -> Output:
 def flash_takes(q: Query, width: int) -> bool:
     """Return whether FlashAttention serves unmasked queries, keys and values of this width.
 
-    It needs half precision and compute capability 8.0. This asks for bf16 alone: training takes fp16 on older cards.
+    It needs half precision and compute capability 8.0.
     """
-    return q.is_cuda and q.dtype == torch.bfloat16 and width <= 256
+    if not q.is_cuda or q.dtype.itemsize != 2 or width > 256:
+        return False
+    return q.dtype == torch.bfloat16 or torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 def has_varlen(device: torch.device) -> bool:

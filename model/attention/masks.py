@@ -77,5 +77,8 @@ def alibi_sum(
     (Press et al. 2022.) In float64, where there is one: of positions in the thousands, near ones differ by little.
     """
     dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
-    column = torch.tensor(alibi_slopes(n_head), dtype=dtype, device=device)[:, None] * torch.arange(S, device=device)
+    position = torch.arange(S, device=device)
+    slopes = torch.tensor(alibi_slopes(n_head), dtype=dtype)
+    slopes = slopes.to(position.device, non_blocking=position.is_cuda)  # else the CPU would wait for the GPU
+    column = slopes[:, None] * position
     return -column[:, S - T :], column

@@ -318,14 +318,17 @@ class SparsemaxPasses(SoftmaxPasses):
         tau = torch.maximum(largest, chunk.sink) - 1
 
         # A few steps on the largest of every 64th key.
-        width = scores.shape[-1] // 64 * 64
+        keys = scores.shape[-1]
+        width = keys // 64 * 64
         if width > 128:
             every = scores[..., :width].unflatten(-1, (-1, 64))  # (N, G · n, keys / 64, 64)
             tau, _ = self.newton(every.amax(-2), tau, 4, chunk)
 
-        # The rest on all keys.
+        # The rest on all keys. A step divides the excess times the number of weights by four at least, because its
+        # share of the one and its share of the other sum to 1 at most: from keys² to a rounding.
+        steps = math.ceil(math.log2(keys + 1) - math.log2(torch.finfo(scores.dtype).eps) / 2)
         scratch = chunk.scratch(1), chunk.scratch(2)
-        tau, weights = self.newton(scores, tau, 50, chunk, *scratch)
+        tau, weights = self.newton(scores, tau, 50 if chunk.operands.reads else steps, chunk, *scratch)
         return weights, None, -tau
 
     def newton(
@@ -337,14 +340,18 @@ class SparsemaxPasses(SoftmaxPasses):
         out: Tensor | None = None,
         signs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return τ after so many steps or when it stays, and the weights, in `out` if it is given."""
+        """Return τ after so many steps or when it stays, and the weights, in `out` if it is given.
+
+        Where no number may be read it takes all the steps.
+        """
         near = 4 * torch.finfo(scores.dtype).eps
+        reads = chunk.operands.reads
         for _ in range(steps):
             # By how much the weights pass 1, the sink's among them.
             weights = torch.sub(scores, tau, out=out).relu_()
             excess = weights.sum(-1, keepdim=True) - 1
             excess += (chunk.sink - tau).relu()
-            if excess.max() <= near:
+            if reads and excess.max() <= near:
                 break
 
             # The step: the excess over the number of weights. To add signs is faster than to count bools.
@@ -354,7 +361,7 @@ class SparsemaxPasses(SoftmaxPasses):
             excess.clamp_(min=0)
             step = excess / number.clamp_(min=1)
             tau = tau + step
-            if (step <= near * tau.abs()).all():
+            if reads and (step <= near * tau.abs()).all():
                 break
         return tau, weights
 
@@ -408,6 +415,8 @@ class StickPasses(SoftmaxPasses):
     def first_pass(self, scores: Tensor, chunk: QueryChunk) -> FirstPass:
         weights = self.second_pass(scores, chunk)
         # Where no query of the chunk has anything left, no key farther away needs a look.
+        if not chunk.operands.reads:
+            return weights, None, None
         left = chunk.scratch(1, 1)
         lasts = left.amax((0, 1)) >= torch.finfo(scores.dtype).tiny
         chunk.used = int(lasts.sum())
