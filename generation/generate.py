@@ -19,10 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from data.tokenizer import encode_text
 from generation.config import SamplingParams
 from model.cache import DocStarts, KVCache, Tokens
-from model.cpu import store_by_columns
 from model.gpt import GPT
 from model.layers import cumulative_sum, eval_mode
-from model.row import block_steps
+from model.row import DecodedModel
 
 Logits = Float[Tensor, "B V"]
 
@@ -114,11 +113,8 @@ class Decoder:
 
     def __init__(self, model: GPT) -> None:
         self.model = model
-        self.trains = any(part.training for part in model.modules())
         self.device = model.token_embedding.weight.device
-        # Both only make a step on a CPU faster: a token of a single text goes through model/row.py, not the layers.
-        store_by_columns(model)
-        self.row_blocks = block_steps(model)
+        self.decoded = DecodedModel(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
         """Return the logits of the next token of a new batch of texts of 1 to block_size tokens.
@@ -169,18 +165,20 @@ class Decoder:
 
     def _forward(self, tokens: Tokens, doc_starts: DocStarts = None) -> Logits:
         """Return the logits after the last token, in float32."""
-        is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
-        # Between two tokens the mode is the caller's, who may train meanwhile. To set that of all parts takes time.
-        mode = eval_mode(self.model) if self.trains or self.model.training else nullcontext()
+        decoded = self.decoded
+        decoded.refresh()
+        model = decoded.called
+        tokens = copy_to(self.device, tokens)
+        # Between two tokens the mode is the caller's, who may train meanwhile.
+        mode = eval_mode(model) if decoded.needs_eval_mode else nullcontext()
         kernels = sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext()
         with mode, kernels:
-            x = self.model.hidden(
-                copy_to(self.device, tokens),
-                doc_starts=doc_starts,
-                cache=self.cache,
-                blocks=self.row_blocks if is_row else None,  # for one token of one text
-            )  # (B, T, C)
-            return self.model.logits(x[:, -1]).float()
+            is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
+            if is_row and (steps := decoded.steps) is not None:
+                # A token of a single text on a CPU goes through model/row.py, not the layers: the same, sooner.
+                x = model.hidden(tokens, cache=self.cache, blocks=steps)  # (1, 1, C)
+                return model.logits(x[:, -1]).float()
+            return model(tokens, doc_starts=doc_starts, cache=self.cache, last=True).float()
 
 
 def filter_logits(logits: Logits, params: SamplingParams) -> Logits:

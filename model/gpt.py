@@ -63,7 +63,13 @@ class GPT(nn.Module):
         doc_starts: DocStarts = None,
         cache: KVCache | None = None,
         each: bool = False,
-    ) -> Float[Tensor, "B T V"] | Float[Tensor, ""] | tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
+        last: bool = False,
+    ) -> (
+        Float[Tensor, "B T V"]
+        | Float[Tensor, "B V"]
+        | Float[Tensor, ""]
+        | tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]
+    ):
         """Return the logits of the token that follows each position; given `targets`, their loss.
 
         targets: the tokens that follow. The loss is -Σ log p(target) in nats; targets of -1 (ours) and -100 (torch's)
@@ -73,6 +79,7 @@ class GPT(nn.Module):
             default the tokens continue the document of the cache's last token; without a cache, one from 0.
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
         each: return, without a gradient, the nats of each position and whether its target is the likeliest token.
+        last: return the logits of the last position alone, (B, V).
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
@@ -83,7 +90,7 @@ class GPT(nn.Module):
             ctx.loss = torch.zeros((), device=tokens.device, requires_grad=True)
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if targets is None:
-            return self.logits(x)
+            return self.logits(x[:, -1] if last else x)
 
         # The loss is F.cross_entropy of self.logits(x), summed. It is computed by chunks of tokens (model/loss.py), so
         # that no tensor holds all the logits.

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from model.attention import AttentionContext
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT
 from model.layers import eval_mode
@@ -54,16 +55,20 @@ def for_each_layer(
     A form with one head has H = 1. One layer's weights are in memory at a time. The model's mode stays as it was.
     """
     results: list[Result] = []
+    ctx = AttentionContext()
 
     def visit(attention: Any, arguments: Any) -> None:
-        weights = attention.weights(*arguments)
+        x, of_pass = arguments
+        if of_pass is not ctx:  # another thread reads the model too
+            return
+        weights = attention.weights(x, ctx)
         results.append(function(weights))
 
     # A hook before each layer's forward() gets the arguments of that layer.
     hooks = [attention.register_forward_pre_hook(visit) for attention in model.attentions]
     try:
         with eval_mode(model):
-            model.hidden(tokens, doc_starts=doc_starts)
+            model.hidden(tokens, doc_starts=doc_starts, ctx=ctx)
     finally:
         for hook in hooks:
             hook.remove()
