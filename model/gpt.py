@@ -141,7 +141,7 @@ class GPT(nn.Module):
         for block in blocks or self.blocks:
             x = block(x, ctx)
         if cache is not None:
-            cache.position += T  # only now: all layers write at the same position
+            cache.advance(T)  # only now: all layers write at the same position
         return x
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
