@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import tiktoken
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -200,8 +201,11 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
     if params.top_p < 1:
         descending, order = logits.sort(stable=True, descending=True)
         probabilities = descending.softmax(-1)
-        # A token is dropped if the likelier ones already reach p; the likeliest has none, and always stays.
-        dropped = cumulative_sum(probabilities, -1) - probabilities >= params.top_p
+        # A token is dropped if the likelier ones already reach p; the likeliest has none, and always stays. Their sum
+        # is rounded once, as p is: 0.4 and 0.3 reach 0.7.
+        precise = probabilities.to(widest(logits.device))
+        likelier = F.pad(cumulative_sum(precise[:, :-1], -1), (1, 0)).to(probabilities.dtype)
+        dropped = likelier >= torch.tensor(params.top_p, dtype=probabilities.dtype)
         dropped = torch.empty_like(dropped).scatter_(-1, order, dropped)  # from descending order back to ids
         logits = logits.masked_fill(dropped, -torch.inf)
     if params.min_p > 0:
@@ -217,7 +221,7 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     Inverse transform sampling takes the token at which the cumulative probability passes the number. It needs one
     number a token, however large the vocabulary, and never returns a token of probability 0.
     """
-    precise = torch.float32 if logits.device.type == "mps" else torch.float64  # MPS has no float64
+    precise = widest(logits.device)
     # Sum integers: on CUDA the order of additions varies, and with it a sum of floats. 52 bits leave room for the sum.
     cumulative = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # (B, V)
     total = cumulative[:, -1:]  # (B, 1)
@@ -225,6 +229,11 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     # In float32 the product may round up to the total, beyond the last token.
     threshold = torch.minimum(threshold, total - 1)
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the most precise type of floats on a device."""
+    return torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
 
 
 def copy_to(device: torch.device, tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """From logits to text: the filters, the draw, what a sample may depend on, where it ends."""
 
 import copy
+from fractions import Fraction
 
 import pytest
 import tiktoken
@@ -75,6 +76,60 @@ def test_the_filters_in_their_order_equal_hugging_faces_and_change_no_input(seed
     assert torch.equal(logits, before)
     tied = filter_logits(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), SamplingParams(top_k=2))
     assert tied.isfinite().tolist() == [[True, True, True, False]]  # what ties with the last of them stays
+
+
+def kept(probabilities, p):
+    logits = torch.tensor([probabilities]).log()
+    return (filter_logits(logits, SamplingParams(top_p=float(p), temperature=1.0)) > -torch.inf)[0].tolist()
+
+
+def kept_exactly(probabilities, p):
+    """In fractions: the fewest of the likeliest that reach p, of equal ones the first."""
+    order = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))
+    found = [False] * len(probabilities)
+    total = Fraction(0)
+    for token in order:
+        if total >= p:
+            break
+        found[token] = True
+        total += probabilities[token]
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=12), st.data())
+def test_a_nucleus_is_that_of_exact_arithmetic_where_probabilities_are_binary_fractions(counts, data):
+    """p is a sum of the likeliest, a tie that a rounding more would miss; Hugging Face keeps the same."""
+    total = 1 << sum(counts).bit_length()
+    probabilities = [Fraction(count, total) for count in (*counts, total - sum(counts))]
+    likeliest = sorted(probabilities, reverse=True)
+    p = sum(likeliest[: data.draw(st.integers(1, len(counts)))])
+    floats = [float(probability) for probability in probabilities]
+    for ordered in (torch.tensor(floats).sort(descending=True).values, torch.tensor(floats).sort().values):
+        assume(torch.equal(ordered.log().softmax(-1), ordered))  # or the logits do not stand for these
+    assert kept(floats, p) == kept_exactly(probabilities, p)
+    if len({*probabilities}) == len(probabilities):  # of equal ones they keep the last
+        processors = pytest.importorskip("transformers.generation.logits_process")
+        theirs = processors.TopPLogitsWarper(float(p))(None, torch.tensor([floats]).log())
+        assert kept(floats, p) == (theirs > -torch.inf)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "p", "count"),
+    [
+        ([0.5, 0.25, 0.25], 0.5, 1),
+        ([0.5, 0.25, 0.125, 0.125], 0.75, 2),
+        ([0.4, 0.3, 0.2, 0.1], 0.7, 2),
+        ([0.4, 0.3, 0.2, 0.1], 0.9, 3),
+        ([0.7, 0.3], 0.7, 1),
+        ([0.1] * 10, 0.3, 3),
+        ([0.1] * 10, 0.8, 8),
+        ([0.6, 0.2, 0.1, 0.1], 0.61, 2),
+        ([1.0], 0.1, 1),
+    ],
+)
+def test_a_nucleus_ends_where_the_likeliest_tokens_reach_p(probabilities, p, count):
+    assert sum(kept(probabilities, p)) == count
 
 
 def test_a_number_draws_the_token_whose_share_of_the_line_it_falls_in():
