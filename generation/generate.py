@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import tiktoken
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,10 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from data.tokenizer import encode_text
 from generation.config import SamplingParams
 from model.cache import DocStarts, KVCache, Tokens
-from model.cpu import store_by_columns
 from model.gpt import GPT
 from model.layers import cumulative_sum, eval_mode
-from model.row import block_steps
+from model.row import DecodedModel
 
 Logits = Float[Tensor, "B V"]
 
@@ -114,11 +114,8 @@ class Decoder:
 
     def __init__(self, model: GPT) -> None:
         self.model = model
-        self.trains = any(part.training for part in model.modules())
         self.device = model.token_embedding.weight.device
-        # Both only make a step on a CPU faster: a token of a single text goes through model/row.py, not the layers.
-        store_by_columns(model)
-        self.row_blocks = block_steps(model)
+        self.decoded = DecodedModel(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
         """Return the logits of the next token of a new batch of texts of 1 to block_size tokens.
@@ -169,18 +166,20 @@ class Decoder:
 
     def _forward(self, tokens: Tokens, doc_starts: DocStarts = None) -> Logits:
         """Return the logits after the last token, in float32."""
-        is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
-        # Between two tokens the mode is the caller's, who may train meanwhile. To set that of all parts takes time.
-        mode = eval_mode(self.model) if self.trains or self.model.training else nullcontext()
+        decoded = self.decoded
+        decoded.refresh()
+        model = decoded.called
+        tokens = copy_to(self.device, tokens)
+        # Between two tokens the mode is the caller's, who may train meanwhile.
+        mode = eval_mode(model) if decoded.needs_eval_mode else nullcontext()
         kernels = sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext()
         with mode, kernels:
-            x = self.model.hidden(
-                copy_to(self.device, tokens),
-                doc_starts=doc_starts,
-                cache=self.cache,
-                blocks=self.row_blocks if is_row else None,  # for one token of one text
-            )  # (B, T, C)
-            return self.model.logits(x[:, -1]).float()
+            is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
+            if is_row and (steps := decoded.steps) is not None:
+                # A token of a single text on a CPU goes through model/row.py, not the layers: the same, sooner.
+                x = model.hidden(tokens, cache=self.cache, blocks=steps)  # (1, 1, C)
+                return model.logits(x[:, -1]).float()
+            return model(tokens, doc_starts=doc_starts, cache=self.cache, last=True)[:, 0].float()
 
 
 def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
@@ -202,8 +201,11 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
     if params.top_p < 1:
         descending, order = logits.sort(stable=True, descending=True)
         probabilities = descending.softmax(-1)
-        # A token is dropped if the likelier ones already reach p; the likeliest has none, and always stays.
-        dropped = cumulative_sum(probabilities, -1) - probabilities >= params.top_p
+        # A token is dropped if the likelier ones already reach p; the likeliest has none, and always stays. Their sum
+        # is rounded once, as p is: 0.4 and 0.3 reach 0.7.
+        precise = probabilities.to(widest(logits.device))
+        likelier = F.pad(cumulative_sum(precise[:, :-1], -1), (1, 0)).to(probabilities.dtype)
+        dropped = likelier >= torch.tensor(params.top_p, dtype=probabilities.dtype)
         dropped = torch.empty_like(dropped).scatter_(-1, order, dropped)  # from descending order back to ids
         logits = logits.masked_fill(dropped, -torch.inf)
     if params.min_p > 0:
@@ -219,7 +221,7 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     Inverse transform sampling takes the token at which the cumulative probability passes the number. It needs one
     number a token, however large the vocabulary, and never returns a token of probability 0.
     """
-    precise = torch.float32 if logits.device.type == "mps" else torch.float64  # MPS has no float64
+    precise = widest(logits.device)
     # Sum integers: on CUDA the order of additions varies, and with it a sum of floats. 52 bits leave room for the sum.
     cumulative = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # (B, V)
     total = cumulative[:, -1:]  # (B, 1)
@@ -227,6 +229,11 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     # In float32 the product may round up to the total, beyond the last token.
     threshold = torch.minimum(threshold, total - 1)
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the most precise type of floats on a device."""
+    return torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
 
 
 def copy_to(device: torch.device, tensor: Tensor) -> Tensor:

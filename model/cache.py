@@ -1,6 +1,7 @@
 """The KV cache: with it a new token costs one row instead of T."""
 
 from collections import defaultdict
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -11,22 +12,108 @@ DocStarts = Int[Tensor, "B T"] | None
 """The position at which each token's document begins; None if all begin at 0."""
 
 
+class Span(NamedTuple):
+    """The positions whose rows a tensor of the cache holds: from `first` to before `end`."""
+
+    first: int
+    end: int
+    reach: int
+    """The number of positions that a query sees before its own at most."""
+
+    def holds(self, position: int) -> bool:
+        """Return whether the next row may be that of a position."""
+        return max(0, position - self.reach) >= self.first and position <= self.end
+
+
 class KVCache:
     """Named tensors for each layer.
 
     The caller makes the cache and passes it to every forward pass. All layers write at `position`, which the GPT
     advances after the last layer. Keys are stored rotated; gradients do not flow.
 
-    A layer with a window keeps the rows of the window and a few more, so that rows move only now and then.
+    A layer with a window keeps the rows of the window and a few more, so that rows move only now and then. Other layers
+    keep a state of all that was read, such as recurrent.py's, or the last rows, as a convolution does.
+
+    To go back, as after draft tokens that are not taken, call crop().
     """
 
     def __init__(self, size: int) -> None:
         """size: the most positions, in layers that keep rows."""
         self.size = size
-        self.position = 0
+        self._position = 0
         self.doc_starts: Int[Tensor, " B"] | None = None
         """The position at which each row's text begins; None if all begin at 0."""
         self.layers: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        self.spans: dict[tuple[int, str], Span] = {}
+        """The positions of each tensor of rows; others have none."""
+        self.documents: list[tuple[int, Int[Tensor, "B T"]]] = []
+        """The doc_starts of each pass that had some, and the pass's first position."""
+
+    @property
+    def position(self) -> int:
+        """The number of positions that have been read.
+
+        It may be set to any for which the rows are there: after a pass of a layer alone to the next one, or back to an
+        earlier one, as by crop(). Raises ValueError for others.
+        """
+        return self._position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        if position <= self._position:
+            self.crop(position)
+            return
+        ends = [span.end for span in self.spans.values()]
+        has_state = any(kept for kept in self.layers.values()) and not ends  # which does not say how far it has read
+        if position > max(ends, default=0) and not has_state:
+            raise ValueError(
+                f"position={position} of a cache whose rows end at {max(ends, default=0)}: let a layer read them first."
+            )
+        self._position = position
+
+    def advance(self, T: int) -> None:
+        """Count T positions that all layers have read."""
+        self._position += T
+
+    def crop(self, n: int) -> None:
+        """Go back to the first n positions; what follows is as if the later ones had never been read.
+
+        Raises ValueError, and changes nothing, for more positions than were read, and where a layer does not have what
+        it had then: it keeps a state, or rows have left its window. A copy by take() before them has it.
+        """
+        if not 0 <= n <= self._position:
+            raise ValueError(f"crop({n}) of a cache of {self._position} positions: n must lie between 0 and these.")
+        if n == self._position:
+            return
+        if n == 0:
+            self.layers.clear()
+            self.spans.clear()
+            self.documents.clear()
+            self._position = 0
+            self.doc_starts = None
+            return
+        remedy = "copy the cache by take() before the positions that may have to go"
+        for layer, kept in self.layers.items():
+            for name in kept:
+                span = self.spans.get((layer, name))
+                if span is None:
+                    problem = f"layer {layer} keeps a state ({name}), which has read all {self._position}"
+                    raise ValueError(f"crop({n}): {problem}; {remedy}.")
+                if not span.holds(n):
+                    problem = f"the rows before {span.first} have left the window of layer {layer}"
+                    raise ValueError(f"crop({n}): {problem}; {remedy}.")
+        for key, span in self.spans.items():
+            self.spans[key] = span._replace(end=min(span.end, n))
+        self._position = n
+
+        # The document of position n - 1. One that was set by hand, without a pass, stays.
+        if self.documents:
+            while self.documents and self.documents[-1][0] >= n:
+                self.documents.pop()
+            self.doc_starts = None
+            if self.documents:
+                first, doc_starts = self.documents[-1]
+                self.doc_starts = doc_starts[:, min(n - first, doc_starts.shape[1]) - 1]
 
     def append(
         self,
@@ -40,14 +127,20 @@ class KVCache:
         window: the number of positions that a query sees at most. The result has at least the window - 1 rows before
             the new ones, and earlier rows leave the cache.
 
-        Raises ValueError if the new rows do not fit.
+        Raises ValueError if the new rows do not fit, or if rows before them are missing.
         """
-        end = self.position + new.size(2)
+        position = self._position
+        end = position + new.size(2)
         if end > self.size:
             raise ValueError(f"the cache has room for {self.size} positions, not for {end}: make a larger one.")
         # Row 0 of the tensor holds position `first`, and after this call `next_first`.
-        first = first_kept(self.position, window)
-        next_first = first_kept(end, window)
+        reach = self.size if window is None else window - 1
+        span = self.spans.get((layer, name), Span(0, 0, reach))
+        if not span._replace(reach=reach).holds(position):
+            problem = f"layer {layer} has rows of the positions from {span.first} to before {span.end}"
+            raise ValueError(f"{problem}, not all before {position}: every layer has to read every token, once.")
+        first = span.first
+        next_first = max(first, first_kept(end, window))
 
         # The first call makes the tensor: room for all positions, or for a window's and a few more.
         kept = self.layers[layer]
@@ -57,9 +150,10 @@ class KVCache:
         rows = kept[name]
         if rows.shape[:2] != new.shape[:2] or rows.shape[3] != new.shape[3]:
             raise ValueError(f"rows {tuple(new.shape)} do not fit a cache of {tuple(rows.shape)}.")
+        self.spans[layer, name] = Span(next_first, end, reach)
 
         # Write the new rows after the `old` ones that are kept.
-        old = self.position - first
+        old = position - first
         if next_first == first:
             rows[:, :, old : end - first] = new.detach()
             return rows[:, :, : end - first]
@@ -72,6 +166,9 @@ class KVCache:
         """Return the doc_starts of T new tokens, if not given those of the cache's last token."""
         if doc_starts is not None:
             self.doc_starts = doc_starts[:, -1]
+            while self.documents and self.documents[-1][0] >= self._position:  # of a pass that failed
+                self.documents.pop()
+            self.documents.append((self._position, doc_starts))
         elif self.doc_starts is not None:
             return self.doc_starts[:, None].expand(-1, T)
         return doc_starts
@@ -82,8 +179,10 @@ class KVCache:
         Rows may repeat or be left out.
         """
         taken = KVCache(self.size)
-        taken.position = self.position
+        taken._position = self._position
+        taken.spans = dict(self.spans)
         taken.doc_starts = None if self.doc_starts is None else self.doc_starts[rows]
+        taken.documents = [(first, doc_starts[rows]) for first, doc_starts in self.documents]
         for layer, kept in self.layers.items():
             taken.layers[layer] = {name: tensor.index_select(0, rows) for name, tensor in kept.items()}
         return taken

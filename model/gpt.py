@@ -61,17 +61,20 @@ class GPT(nn.Module):
         *,
         doc_starts: DocStarts = None,
         cache: KVCache | None = None,
-    ) -> Float[Tensor, "B T V"]:
-        """Return the logits of the token that follows each position.
+        last: bool = False,
+    ) -> Float[Tensor, "B _ V"]:
+        """Return the logits of the token that follows each position, (B, T, V).
 
         doc_starts: the index of the first token of each token's document, counted from the first token in the cache.
             A token sees nothing earlier, and learned positions begin there. Padding on the left is a document too. By
             default the tokens continue the document of the cache's last token; without a cache, one from 0.
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
+        last: return those of the last position alone, (B, 1, V).
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
         """
-        return self.logits(self.hidden(tokens, doc_starts=doc_starts, cache=cache))
+        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache)
+        return self.logits(x[:, -1:] if last else x)
 
     def loss(
         self,
@@ -159,7 +162,7 @@ class GPT(nn.Module):
         for block in blocks or self.blocks:
             x = block(x, ctx)
         if cache is not None:
-            cache.position += T  # only now: all layers write at the same position
+            cache.advance(T)  # only now: all layers write at the same position
         return x
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:

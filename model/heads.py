@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from model.attention import AttentionContext
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT
 from model.layers import eval_mode
@@ -21,8 +22,8 @@ Weights = Float[Tensor, "B H T T"]
 class HeadStatistics(NamedTuple):
     """Statistics of the attention weights, listed by layer, then head.
 
-    Each is a mean over all queries of some texts. If a form's weights are negative or do not sum to 1, the positive
-    ones are divided by their sum.
+    Each is a mean over all queries of some texts, without padding. If a form's weights are negative or do not sum to 1,
+    the positive ones are divided by their sum.
     """
 
     entropy: list[list[float]]
@@ -30,7 +31,7 @@ class HeadStatistics(NamedTuple):
     relative_entropy: list[list[float]]
     """Entropy ÷ the entropy of an even average over all allowed positions.
 
-    1 is attention=average.
+    1 is attention=average. NaN if no query sees a second position.
     """
     distance: list[list[float]]
     """The mean distance of a key from its query, by the weights (Vig & Belinkov 2019)."""
@@ -54,16 +55,20 @@ def for_each_layer(
     A form with one head has H = 1. One layer's weights are in memory at a time. The model's mode stays as it was.
     """
     results: list[Result] = []
+    ctx = AttentionContext()
 
-    def visit(attention: Any, arguments: Any) -> None:
-        weights = attention.weights(*arguments)
+    def visit(attention: Any, arguments: Any, named: Any) -> None:
+        given = dict(zip(("x", "ctx"), arguments, strict=False)) | named
+        if given.get("ctx") is not ctx:  # another thread reads the model too
+            return
+        weights = attention.weights(**given)
         results.append(function(weights))
 
-    # A hook before each layer's forward() gets the arguments of that layer.
-    hooks = [attention.register_forward_pre_hook(visit) for attention in model.attentions]
+    # A hook before each layer's forward() gets the arguments of that layer, after the hooks of others.
+    hooks = [attention.register_forward_pre_hook(visit, with_kwargs=True) for attention in model.attentions]
     try:
         with eval_mode(model):
-            model.hidden(tokens, doc_starts=doc_starts)
+            model.hidden(tokens, doc_starts=doc_starts, ctx=ctx)
     finally:
         for hook in hooks:
             hook.remove()
@@ -75,20 +80,25 @@ def head_statistics(
     tokens: Tokens,
     doc_starts: DocStarts = None,
 ) -> HeadStatistics:
-    """Measure every head of a model on some texts; `doc_starts` keeps documents apart."""
+    """Measure every head of a model on some texts.
+
+    doc_starts: keeps documents apart. A token before the start of its document is padding, and does not count: for
+        texts of these lengths on the right, (T - lengths)[:, None].expand(B, T).
+    """
     # The distances and the numbers of visible keys, which all layers share but for their windows.
     position = torch.arange(tokens.size(1), device=tokens.device)
     back = position[:, None] - position  # (T, T): the distance of key s from query t
     in_sight = position + 1 - (0 if doc_starts is None else doc_starts)  # (T,) or (B, T): keys of each query
+    counted = None if doc_starts is None else in_sight > 0  # (B, T)
     windows = iter([attention.window or len(position) for attention in model.attentions])
 
     def measure(weights: Weights) -> Float[Tensor, "4 H"]:
-        even = in_sight.clamp(max=next(windows)).log().mean()  # the entropy of an even average
+        even = mean(in_sight.clamp(min=1, max=next(windows)).log(), counted)  # the entropy of an even average
         weights = F.normalize(weights.clamp(min=0), p=1, dim=-1)
         by_query = torch.special.entr(weights).sum(-1)  # (B, H, T, T) -> (B, H, T)
-        entropy = by_query.mean((0, 2))  # (B, H, T) -> (H,)
-        distance = (weights * back).sum(-1).mean((0, 2))
-        similarity = head_similarity(weights).expand(weights.size(1))
+        entropy = mean(by_query.transpose(0, 1), counted)  # (B, H, T) -> (H, B, T) -> (H,)
+        distance = mean((weights * back).sum(-1).transpose(0, 1), counted)
+        similarity = head_similarity(weights, counted).expand(weights.size(1))
         return torch.stack((entropy, entropy / even, distance, similarity))
 
     layers = for_each_layer(model, tokens, measure, doc_starts)
@@ -102,10 +112,20 @@ def head_statistics(
     return HeadStatistics(entropy, relative, distance, similarity)
 
 
-def head_similarity(weights: Weights) -> Float[Tensor, ""]:
+def mean(by_query: Float[Tensor, "... T"], counted: Bool[Tensor, "B T"] | None) -> Float[Tensor, "..."]:
+    """Return the mean over all queries that count, of (…, B, T); over T alone if there are no others.
+
+    Those that do not count may have any value, NaN too.
+    """
+    if counted is None:
+        return by_query.mean() if by_query.ndim == 1 else by_query.mean((-2, -1))
+    return by_query.masked_fill(~counted, 0).sum((-2, -1)) / counted.sum()
+
+
+def head_similarity(weights: Weights, counted: Bool[Tensor, "B T"] | None = None) -> Float[Tensor, ""]:
     """Return 1 minus the Jensen–Shannon divergence between heads, in bits.
 
-    The mean over pairs of heads and over queries; NaN for one head.
+    The mean over pairs of heads and over queries that count, by default all; NaN for one head.
     """
     entropy = torch.special.entr(weights).sum(-1)  # (B, H, T)
     total = weights.new_zeros(())
@@ -115,5 +135,5 @@ def head_similarity(weights: Weights) -> Float[Tensor, ""]:
         mixture = (weights[:, one] + weights[:, other]) / 2  # (B, T, T)
         of_mixture = torch.special.entr(mixture).sum(-1)
         divergence = of_mixture - (entropy[:, one] + entropy[:, other]) / 2  # (B, T), in nats
-        total = total + divergence.mean()
+        total = total + mean(divergence, counted)
     return 1 - total / math.log(2) / (len(pairs) or math.nan)

@@ -1,14 +1,17 @@
 """Decoding one text on a CPU: a token's way through the blocks in few calls.
 
 A token computes little: besides the weights that it reads, calls of modules and operators set its time. A step here
-computes the same as the layer's forward(), from tensors prepared once. It knows RMSNorm, linear layers, both MLPs, and
-softmax attention with nothing over its scores but a window. Any other layer is called as it is, such as one with
-modifiers, with RoPE on a part of its channels, or with a hook. The default model writes 1.7 times as many tokens a
-second, with 6 layers of 384 channels 1.3 times (AVX-512, one thread).
+computes the same as the layer's forward(). Like an executor of attention it declares what it serves: RMSNorm, linear
+layers, both MLPs, and softmax attention with nothing over its scores but a window. Any other module is called as it
+is: one with modifiers or with RoPE on a part of its channels, and one to which code is attached, such as a hook, an
+adapter, a parametrisation or another forward(). The default model writes 1.5 times as many tokens a second, with
+6 layers of 384 channels 1.3 times (benchmarks/RESULTS.md).
 """
 
 from collections.abc import Callable
-from typing import TypeGuard, TypeVar
+from itertools import chain
+from operator import call, itemgetter
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -16,11 +19,11 @@ from torch import Tensor, nn
 
 from model.attention.call import features
 from model.attention.context import AttentionContext
-from model.attention.layer import NORM_EPS, MultiHeadAttention
+from model.attention.layer import MultiHeadAttention
 from model.attention.weighting import PLAIN
 from model.cpu import decodes, multiply, normalize
 from model.gpt import GPT, MLP, Block, SwiGLU
-from model.layers import Linear, RMSNorm
+from model.layers import Linear, RMSNorm, eval_twin, lock_of
 
 Own = TypeVar("Own", bound=nn.Module)
 Token = Float[Tensor, "1 1 C"]
@@ -34,29 +37,120 @@ HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
+"""By which torch calls a module: those of an instance or a class may be replaced."""
+
+OF_TORCH = vars(nn.Module()).keys()
 
 
-def block_steps(model: GPT) -> list[AttentionStep] | None:
-    """Return the steps of a model's blocks, for GPT.hidden().
+class DecodedModel:
+    """A model as it is decoded, in eval mode.
 
-    None if it does not decode in float32 on a CPU. The steps hold the weights: make new ones when weights are replaced
-    or hooks are added.
+    Its owner may train it and change it between two tokens. Nothing of the model is changed or copied: a step reads
+    the weights that it has at that moment.
     """
-    is_eval = not model.training and decodes(model.token_embedding.weight.data)
-    if not is_eval or torch.nn.modules.module._has_any_global_hook():
-        return None
-    return [block_step(block) for block in model.blocks]
+
+    def __init__(self, model: GPT) -> None:
+        self.model = model
+        with lock_of(model):
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Choose the modules to call, and make the steps, for the model as it is now."""
+        modules = list(self.model.modules())
+        # A traced module is closed: nothing is attached to it, or replaced in it.
+        self.modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+        hooks = [[getattr(module, name) for name in HOOKS] for module in self.modules]
+        self.no_hooks = [each for of_module in hooks if not any(of_module) for each in of_module]
+        self.attributes = [vars(module) for module in self.modules]
+        self.parts = [module._modules for module in self.modules]
+        self.weights = [module._parameters for module in self.modules]
+        # All attributes of a module but torch's own, and its mode.
+        names = [["training", "_modules", *(vars(module).keys() - OF_TORCH)] for module in self.modules]
+        self.getters = [itemgetter(*of_module) for of_module in names]
+        self.state = self.current_state()
+
+        # A twin in eval mode spares the model a change of its mode. Code that is attached to a module may know it by
+        # its identity, or belong to it: then the module itself has to be called.
+        self.trains = any(module.training for module in modules)
+        is_bare = all(is_own(module, type(module)) and is_known(type(module)) for module in modules)
+        self.has_twin = self.trains and is_bare
+        self.called: Any = eval_twin(self.model) if self.has_twin else self.model
+        self.blocks = None
+        if not self.called.training and is_own(self.called, GPT):
+            self.blocks = [block_step(block) for block in self.called.blocks]
+
+    def current_state(self) -> list[Any]:
+        """Return what a step may depend on, besides the numbers in the weights.
+
+        These are the classes, attributes and parameters of all parts. In few calls, for it is asked before each token.
+        """
+        return [
+            *map(type, self.modules),
+            *map(len, self.attributes),
+            *map(call, self.getters, self.attributes),
+            *chain.from_iterable(map(dict.values, self.parts)),
+            *map(id, chain.from_iterable(map(dict.values, self.weights))),
+        ]
+
+    def refresh(self) -> None:
+        """Prepare anew if anything was attached to the model, or replaced in it."""
+        with lock_of(self.model):  # another thread may set its mode for a while
+            try:
+                is_same = not any(self.no_hooks) and self.current_state() == self.state
+            except (RuntimeError, ValueError):  # tensors and arrays do not compare to one truth
+                is_same = False
+            if not is_same:
+                self.prepare()
+
+    @property
+    def needs_eval_mode(self) -> bool:
+        """Whether parts of the called model are in training mode."""
+        return self.trains and not self.has_twin
+
+    @property
+    def steps(self) -> list[AttentionStep] | None:
+        """The steps of the blocks, for GPT.hidden(); None if modules have to be called.
+
+        They have to on a GPU and in other types than float32 too.
+        """
+        if self.blocks is None or is_watched() or not decodes(self.called.token_embedding.weight.data):
+            return None
+        return self.blocks
 
 
 def is_own(module: nn.Module, cls: type[Own]) -> TypeGuard[Own]:
     """Return whether a module is of a class, without hooks and replaced methods."""
     has_hooks = any(getattr(module, hooks) for hooks in HOOKS)
-    is_patched = any(callable(getattr(cls, name, None)) for name in vars(module))
+    is_patched = any(name in CALL or callable(getattr(cls, name, None)) for name in vars(module))
     return type(module) is cls and not has_hooks and not is_patched
 
 
-def block_step(block: Block) -> AttentionStep:
-    if not is_own(block, Block):
+def is_known(cls: type) -> bool:
+    """Return whether modules of a class, which is torch's or ours, may have a twin."""
+    return cls.__module__.startswith(("torch.nn.modules.", "model."))
+
+
+def is_watched() -> bool:
+    """Return whether all modules have to be called.
+
+    There is a hook on all, or another function in one of their classes.
+    """
+    if torch.nn.modules.module._has_any_global_hook():
+        return True
+    return [getattr(owner, name) for owner, name, _ in METHODS] != [method for _, _, method in METHODS]
+
+
+# The functions of classes that the steps stand for.
+OWNERS: list[type] = [Block, MultiHeadAttention, MLP, SwiGLU, Linear, RMSNorm, nn.Linear, nn.Identity, nn.Dropout]
+NAMES = [(owner, name) for owner in OWNERS for name, value in vars(owner).items() if callable(value) and name[0] != "_"]
+NAMES += [(Block, "_forward"), (GPT, "hidden"), (GPT, "logits"), (GPT, "forward")]
+NAMES += [(nn.Module, name) for name in CALL]
+METHODS = [(owner, name, getattr(owner, name)) for owner, name in NAMES]
+
+
+def block_step(block: nn.Module) -> Any:
+    if not is_own(block, Block) or not is_identity(block.dropout):
         return block
     attention_norm = norm_step(block.attention_norm)
     attention = attention_step(block.attention)
@@ -70,8 +164,12 @@ def block_step(block: Block) -> AttentionStep:
     return step
 
 
+def is_identity(dropout: nn.Module) -> bool:
+    return is_own(dropout, nn.Identity) or (is_own(dropout, nn.Dropout) and not dropout.training)
+
+
 def norm_step(norm: nn.Module) -> Step:
-    if not is_own(norm, RMSNorm):
+    if not is_own(norm, RMSNorm) or not has_plain(norm, "weight"):
         return norm
     weight = norm.weight
     eps = norm.eps
@@ -79,11 +177,20 @@ def norm_step(norm: nn.Module) -> Step:
 
 
 def linear_step(linear: nn.Module) -> Step:
-    if not is_own(linear, Linear) or type(linear.weight) is not nn.Parameter:
+    if not is_own(linear, Linear) or not has_plain(linear, "weight", "bias"):
         return linear
     weight = linear.weight
     bias = linear.bias
     return lambda x: multiply(x, weight, bias)
+
+
+def has_plain(module: nn.Module, *names: str) -> bool:
+    """Return whether these are None or float32 parameters on a CPU, not quantised ones."""
+    weights = [module._parameters.get(name, ()) for name in names]  # () of a weight that is computed, or a buffer
+    return all(
+        weight is None or (type(weight) is nn.Parameter and weight.is_cpu and weight.dtype == torch.float32)
+        for weight in weights
+    )
 
 
 def mlp_step(mlp: nn.Module) -> Step:
@@ -100,23 +207,20 @@ def mlp_step(mlp: nn.Module) -> Step:
 
 def serves(layer: MultiHeadAttention) -> bool:
     """Return whether attention_step() knows all that a layer does."""
-    if (
-        not is_own(layer, MultiHeadAttention)
-        or layer.modifiers
-        or not (is_norm(layer.q_norm) and is_norm(layer.k_norm))
-    ):
+    if not is_own(layer, MultiHeadAttention) or layer.modifiers:
+        return False
+    norms = layer.q_norm, layer.k_norm
+    is_normed = all(is_own(norm, RMSNorm) and has_plain(norm, "weight") for norm in norms)
+    is_bare = all(is_own(norm, nn.Identity) for norm in norms)
+    if not is_bare and not (is_normed and layer.q_norm.eps == layer.k_norm.eps):
         return False
     if layer.rope is not None and layer.rope.channels < layer.head_dim:
         return False
     # Its call says what lies over the scores.
     q = torch.zeros(1, layer.query_heads, 1, layer.head_dim)
     k = torch.zeros(1, layer.kv_heads, 1, layer.head_dim)
-    call = layer.make_call(q, k, k, AttentionContext())
-    return call.weighting is PLAIN and FIELDS.issuperset(features(call))
-
-
-def is_norm(norm: nn.Module) -> bool:
-    return is_own(norm, RMSNorm) or is_own(norm, nn.Identity)
+    made = layer.make_call(q, k, k, AttentionContext())
+    return made.weighting is PLAIN and FIELDS.issuperset(features(made))
 
 
 def attention_step(layer: MultiHeadAttention) -> AttentionStep:
@@ -129,18 +233,15 @@ def attention_step(layer: MultiHeadAttention) -> AttentionStep:
     project = linear_step(layer.qkv_proj)
     merge = linear_step(layer.o_proj)
     scale = D**-0.5 if layer.scale is None else layer.scale
-    qk_weight = None
-    if isinstance(layer.q_norm, RMSNorm):
-        # One norm for the rows of all heads.
-        q_weight = layer.q_norm.get_parameter("weight").expand(H, D)
-        k_weight = layer.k_norm.get_parameter("weight").expand(Hkv, D)
-        qk_weight = torch.cat((q_weight, k_weight))
+    q_norm = layer.q_norm if isinstance(layer.q_norm, RMSNorm) else None
+    k_norm: Any = layer.k_norm
 
     def step(x: Token, ctx: AttentionContext) -> Token:
         # Project, normalise and rotate: a row of D channels for each head.
         qk, v = project(x).view(-1, D).split((H + Hkv, Hkv))
-        if qk_weight is not None:
-            qk = normalize(qk, qk_weight, NORM_EPS)
+        if q_norm is not None:  # one for the rows of all heads
+            weights = torch.cat((q_norm.weight.expand(H, D), k_norm.weight.expand(Hkv, D)))
+            qk = normalize(qk, weights, q_norm.eps)
         if rope is not None:
             points = qk.view(torch.complex64)  # (n, D/2): a pair of channels is a number
             qk = (points * torch.view_as_complex(ctx.rotations[rope])).view(qk.dtype)

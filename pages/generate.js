@@ -82,11 +82,12 @@ class Reading {
     }
     const chances = softmax(scores);
     if (top_p < 1) {
-      // A token is dropped if the likelier ones already reach p; of equal ones the first ids are the likelier.
+      // A token is dropped if the likelier ones already reach p; of equal ones the first ids are the likelier. Their sum
+      // is rounded as sample.py rounds it: 0.4 and 0.3 reach 0.7.
       let likelier = 0;
       for (const id of [...chances.keys()].sort((one, other) => chances[other] - chances[one])) {
-        const dropped = likelier >= top_p;
-        likelier += chances[id];
+        const dropped = Math.fround(likelier) >= Math.fround(top_p);
+        likelier += Math.fround(chances[id]);
         if (dropped) chances[id] = 0;
       }
     }

@@ -7,7 +7,7 @@ import torch
 from conftest import close, random_gpt
 
 from generation.generate import Decoder
-from model.attention import MODIFIERS
+from model.attention import FORMS, MODIFIERS, SETTINGS
 from model.cache import KVCache
 from model.config import POSITIONS
 
@@ -147,6 +147,126 @@ def test_a_cache_is_no_larger_than_what_is_asked_or_may_be_seen():
     assert sizes == [8, 16, 103]
 
 
+# Going back.
+
+# Every form and modifier, and stacks of several; those without a state or a window go back anywhere.
+CROPPED = [*FORMS, *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)), "mla+window/gta+window", "sdpa+window/sdpa"]
+CROPPED += ["sdpa/sdpa+conv", "delta/sdpa", "softmax1+forget/mla+diff+sink", "index/moba+window", "stick+window/gta"]
+KEEPS_A_STATE = ("linear", "retention", "delta", "kda", "conv", "key_offset")
+
+
+def cropped_gpt(attention, **settings):
+    window = 5 if "window" in attention else None
+    return random_gpt(attention=attention, attention_window=window, block_size=40, **settings).double()
+
+
+def goes_back_anywhere(attention):
+    return not any(name in KEEPS_A_STATE or name == "window" for name in attention.replace("/", "+").split("+"))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("attention", CROPPED)
+@torch.inference_mode()
+def test_a_cache_that_went_back_goes_on_as_if_it_had_never_gone_further_or_refuses_and_stays(attention):
+    """At random places, with padding and documents and without."""
+    generator = torch.Generator().manual_seed(sum(map(ord, attention)))
+    draw = lambda low, high: torch.randint(low, high, (), generator=generator).item()  # noqa: E731
+    position = "rope" if "nope" in attention else POSITIONS[draw(0, len(POSITIONS))]
+    model = cropped_gpt(attention, position=position)
+    refused = 0
+    for trial in range(6):
+        tokens = torch.randint(60, (2, 40), generator=generator)
+        begins = torch.tensor([[0, 9], [3, 20]])
+        starts = (begins[..., None] * (torch.arange(40) >= begins[..., None])).amax(1) if trial % 2 else None
+        cache = KVCache(40)
+        for _ in range(4):
+            end = cache.position + draw(1, 9)
+            piece = slice(cache.position, end)
+            model(tokens[:, piece], doc_starts=None if starts is None else starts[:, piece], cache=cache)
+            n = draw(end // 2, end + 1) if draw(0, 9) else 0
+            before = cache.take(torch.arange(2))
+            try:
+                cache.crop(n)
+            except ValueError as error:
+                refused += 1
+                assert "take()" in str(error) and cache.position == end
+                assert all(
+                    torch.equal(tensor, before.layers[layer][name])
+                    for layer, kept in cache.layers.items()
+                    for name, tensor in kept.items()
+                )
+                n = end
+            assert cache.position == n
+            # A few other tokens, which continue the document.
+            tokens = torch.cat((tokens[:, :n], torch.randint(60, (2, 40 - n), generator=generator)), 1)
+            if starts is not None:
+                last = starts[:, n - 1 : n] if n else starts.new_zeros(2, 1)
+                starts = torch.cat((starts[:, :n], last.expand(2, 40 - n)), 1)
+            there = cache.take(torch.arange(2))
+            new = slice(n, n + 4)
+            given = None if starts is None else starts[:, : n + 4]
+            wanted = model(tokens[:, : n + 4], doc_starts=given)[:, n:]
+            real = torch.ones(2, 4, dtype=torch.bool) if starts is None else torch.arange(n, n + 4) >= begins[:, :1]
+            close(model(tokens[:, new], cache=there)[real], wanted[real], rtol=1e-8, atol=1e-8)
+    assert not refused if goes_back_anywhere(attention) else refused
+
+
+def test_a_position_is_set_to_what_the_rows_hold_and_to_nothing_else():
+    model = random_gpt(block_size=16)
+    cache = KVCache(16)
+    with pytest.raises(ValueError, match="position=5 of a cache whose rows end at 0: let a layer read them first"):
+        cache.position = 5
+    tokens = torch.arange(12)[None]
+    whole = model(tokens)
+    with torch.no_grad():
+        model(tokens[:, :8], cache=cache)
+        for wrong in (9, -1, 100):
+            with pytest.raises(ValueError, match=f"{wrong}"):
+                cache.position = wrong
+        cache.position = 5  # as crop(5)
+        with pytest.raises(ValueError, match="rows end at 5"):
+            cache.position = 8
+        close(model(tokens[:, 5:], cache=cache), whole[:, 5:])
+        with pytest.raises(ValueError, match=r"crop\(13\) of a cache of 12 positions"):
+            cache.crop(13)
+        cache.crop(0)
+        assert cache.nbytes == 0
+        close(model(tokens, cache=cache), whole)
+
+
+@torch.no_grad()
+def test_a_pass_that_failed_is_repeated_as_if_nothing_had_been_or_refused():
+    """An interrupt in the second layer, when the first has written."""
+    tokens = torch.arange(24)[None]
+    for attention in ("sdpa", "sdpa+window"):
+        model = cropped_gpt(attention, n_layer=2)
+        whole = model(tokens)
+        for at in range(1, 20):
+            cache = KVCache(24)
+            model(tokens[:, :at], cache=cache)
+            handle = model.blocks[1].register_forward_pre_hook(lambda *given: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model(tokens[:, at : at + 3], cache=cache)
+            handle.remove()
+            try:
+                found = model(tokens[:, at : at + 1], cache=cache)
+            except ValueError as error:
+                assert attention == "sdpa+window" and "not all before" in str(error)
+                continue
+            close(found, whole[:, at : at + 1])
+
+
+def test_a_layer_that_did_not_read_a_token_is_not_asked_for_the_next():
+    cache, rows = KVCache(8), torch.randn(1, 1, 1, 4)
+    cache.append(0, "k", rows)
+    cache.append(1, "k", rows)
+    cache.position = 1
+    cache.append(0, "k", rows)
+    cache.position = 2
+    with pytest.raises(ValueError, match="layer 1 has rows of the positions from 0 to before 1, not all before 2"):
+        cache.append(1, "k", rows)
+
+
 # The cache by itself.
 
 
@@ -169,7 +289,9 @@ def test_layers_read_back_what_all_passes_wrote_each_its_own_without_copies_or_g
         assert torch.equal(got, torch.cat((rows[layer], new), -2)) and not got.requires_grad
         assert got.data_ptr() == cache.layers[layer]["k"].data_ptr()
     assert cache.position == 3 and cache.nbytes == 2 * 4 * 2 * 3 * 8 * 4
-    assert cache.append(1, "v", new).shape == (2, 3, 5, 4) and set(cache.layers[1]) == {"k", "v"}
+    with pytest.raises(ValueError, match="not all before 3: every layer has to read every token, once"):
+        cache.append(1, "v", new)
+    assert set(cache.layers[1]) == {"k"}
 
 
 def test_rows_before_a_window_leave_the_cache_and_those_in_reach_do_not():

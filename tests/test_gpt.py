@@ -15,7 +15,7 @@ import model.loss
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS
 from model.config import MLPS, GPTConfig
-from model.cpu import LARGE, store_by_columns
+from model.cpu import LARGE
 from model.gpt import GPT, NORMS
 from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import IGNORE_INDEX, chunk_length, fused_cross_entropy
@@ -189,24 +189,21 @@ def test_what_a_cache_takes_is_known_of_shapes_alone(attention):
 # Layers.
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_a_single_row_times_a_large_weight_by_columns_is_the_product_whatever_the_threads(threads, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+def test_rows_times_a_weight_are_the_product_however_many_and_however_stored():
     for N, C in ((384, 300), (385, 300), (300, 384), (4, 4)):
         for bias in (True, False):
             linear = Linear(C, N - 1, 1, bias=bias).eval()
             assert (linear.parts, linear.out_features) == ((N - 1, 1), N) and (N * C > LARGE) == (N > 4)
             rows = linear.weight.detach().clone()
-            for stored in (lambda _: None, store_by_columns, store_by_columns):
-                stored(linear)
-                assert torch.equal(linear.weight, rows) and not linear.weight.is_inference()
+            for weight in (rows, rows.t().contiguous().t()):
+                linear.weight.data = weight
                 for lead in ((1,), (4,), (1, 1), (2, 3), (1, 5), ()):
                     x = torch.randn(*lead, C)
                     wanted = F.linear(x, rows, linear.bias)
                     close(linear(x), wanted)
                     with torch.inference_mode():
                         close(linear(x), wanted)
-            assert linear.weight.stride() == (1, N)
+                assert linear.weight.stride() == weight.stride() and torch.equal(linear.weight, rows)
 
 
 def test_norms_in_inference_mode_are_those_of_training_within_rounding():

@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import attention_maps, close, random_gpt
 
-from model.attention import FORMS, SOFTMAX
+from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX
+from model.cache import KVCache
 from model.heads import for_each_layer, head_similarity, head_statistics
 
 TOKENS = torch.randint(61, (3, 12), generator=torch.Generator().manual_seed(5))
@@ -101,3 +103,77 @@ def test_figures_are_read_back_from_the_device_once_whatever_the_layers_and_head
     device_reads.clear()
     head_statistics(gpt, TOKENS)
     assert device_reads.count("cpu") == 1 and not {"item", "__float__", "__bool__"} & {*device_reads}
+
+
+LENGTHS = [12, 5, 1, 8]
+EVERY = [*FORMS, *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)), "mla+diff+sink/delta+conv"]
+
+
+@pytest.mark.parametrize("attention", EVERY)
+@pytest.mark.parametrize("padding", [0, 60])
+def test_figures_of_padded_texts_and_of_documents_are_those_of_each_text_alone(attention, padding):
+    """The means of the texts alone, by the number of their queries."""
+    window = 4 if "window" in attention else None
+    model = random_gpt(attention=attention, attention_window=window, block_size=32)
+    texts = [torch.randint(60, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
+    alone = [head_statistics(model, text[None]) for text in texts]
+
+    def wanted(name):
+        figures = torch.tensor([getattr(each, name) for each in alone], dtype=torch.float)  # (texts, layers[, H])
+        shares = torch.tensor(LENGTHS) / sum(LENGTHS)
+        return torch.einsum("t...,t->...", figures, shares)
+
+    padded = torch.full((4, 13), padding)  # and a column that is padding in all rows
+    for row, text in zip(padded, texts, strict=True):
+        row[13 - len(text) :] = text
+    starts = (13 - torch.tensor(LENGTHS))[:, None].expand(4, 13)
+    packed, places = torch.cat(texts)[None], torch.tensor(LENGTHS).cumsum(0) - torch.tensor(LENGTHS)
+    in_a_row = places.repeat_interleave(torch.tensor(LENGTHS))[None]
+    for found in (head_statistics(model, padded, starts), head_statistics(model, packed, in_a_row)):
+        for name in ("entropy", "distance"):
+            close(torch.tensor(getattr(found, name)), wanted(name), rtol=1e-4, atol=1e-4)
+        if None not in alone[0].similarity:
+            close(torch.tensor(found.similarity), wanted("similarity"), rtol=1e-4, atol=1e-4)
+        assert not torch.tensor(found.relative_entropy).isnan().any()
+
+
+def test_a_figure_is_nan_only_where_there_is_none():
+    model = random_gpt(vocab_size=61)
+    all_padding = head_statistics(model, TOKENS[:, :3], torch.full((3, 3), 5))
+    assert all(math.isnan(figure) for layer in all_padding.entropy for figure in layer)
+    for starts in (None, torch.tensor([[1, 1], [9, 9]])):
+        one_each = head_statistics(model, TOKENS[:2, : 1 if starts is None else 2], starts)
+        assert one_each.entropy == one_each.distance == [[0.0] * 4] * 2
+        assert all(math.isnan(share) for layer in one_each.relative_entropy for share in layer)
+        assert one_each.similarity == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "softmax1+value_residual", "mla", "sdpa+window+sink"])
+@torch.no_grad()
+def test_weights_in_a_hook_are_those_of_the_pass_with_what_other_hooks_do(attention):
+    window = 4 if "window" in attention else None
+    model = random_gpt(attention=attention, attention_window=window, block_size=32)
+    found = []
+
+    def note(attention, given):
+        found.append(attention.weights(*given))
+
+    model.blocks[0].attention.register_forward_pre_hook(lambda module, given: (1.5 * given[0], *given[1:]))
+    model.blocks[1].attention.register_forward_hook(lambda module, given, y: -y)
+    handles = [each.register_forward_pre_hook(note) for each in model.attentions]
+    model(TOKENS)
+    for handle in handles:
+        handle.remove()
+    for one, other in zip(found, for_each_layer(model, TOKENS, lambda weights: weights), strict=True):
+        assert torch.equal(one, other)
+
+    # In a pass with a cache they are those of its tokens among themselves.
+    starts = torch.tensor([[0] * 12, [0] * 5 + [5] * 7, [0] * 8 + [8] * 4])
+    cache = KVCache(12)
+    model(TOKENS[:, :7], doc_starts=starts[:, :7], cache=cache)
+    handle = model.attentions[0].register_forward_pre_hook(note)
+    model(TOKENS[:, 7:], doc_starts=starts[:, 7:], cache=cache)
+    handle.remove()
+    whole = for_each_layer(model, TOKENS, lambda weights: weights, starts)[0]
+    after = whole[:, :, 7:, 7:]
+    close(F.normalize(found[-1], p=1, dim=-1)[2, :, 1:, 1:], F.normalize(after, p=1, dim=-1)[2, :, 1:, 1:])

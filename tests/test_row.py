@@ -1,55 +1,265 @@
-"""One text on a CPU: the steps beside the layers compute what the layers do, with all that hangs on them."""
+"""One text on a CPU: the steps beside the layers compute what the layers do, with all that is attached to them."""
+
+import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import close, random_gpt
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 
+from generation.generate import Decoder
 from model.attention import AttentionContext, make_attention
 from model.cache import KVCache
 from model.config import AttentionConfig
-from model.row import block_steps, serves
+from model.gpt import GPT, Block
+from model.layers import Linear, RMSNorm
+from model.row import DecodedModel, serves
 
 PARTS = ("blocks.0", "blocks.0.attention", "blocks.0.attention.qkv_proj", "blocks.0.attention.q_norm")
 PARTS += ("blocks.0.attention.o_proj", "blocks.0.attention_norm", "blocks.0.mlp", "blocks.0.mlp.down_proj")
+PARTS += ("blocks.1.dropout", "token_embedding", "final_norm", "lm_head", "")
+
+
+class Wrapped(nn.Module):
+    """An adapter: a module around another one."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *given):
+        return 1.5 * self.module(*given)
+
+
+class Louder(nn.Module):
+    def forward(self, weight):
+        return 1.5 * weight
+
+
+class Halving(TorchFunctionMode):
+    """Halves the result of each linear layer."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        y = func(*args, **(kwargs or {}))
+        return y / 2 if func is F.linear else y
+
+
+def replace_part(model, name, module):
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
+
+
+def patch(module, name, factor=1.5):
+    method = getattr(module, name)
+    setattr(module, name, lambda *given: factor * method(*given))
+
+
+@torch.no_grad()
+def averaged(model):
+    for weight in model.parameters():
+        weight.data = 0.5 * weight.data + 0.01
+
+
+def subclassed(cls):
+    class Changed(cls):
+        def forward(self, *given, **named):
+            return 1.5 * super().forward(*given, **named)
+
+    return Changed
+
+
+def recast(model, name, cls):
+    model.get_submodule(name).__class__ = subclassed(cls)
+
+
+DOWN, QKV, O_PROJ = "blocks.0.mlp.down_proj", "blocks.1.attention.qkv_proj", "blocks.0.attention.o_proj"
+# Ways to attach code to a model, or to change it, that any torch module allows.
+WAYS = {
+    **{
+        f"hook on {part or 'the model'}": lambda model, part=part: model.get_submodule(part).register_forward_hook(
+            lambda module, given, y: y * 1.5
+        )
+        for part in PARTS
+    },
+    "pre-hook": lambda model: model.blocks[1].mlp.register_forward_pre_hook(lambda module, given: (given[0] * 1.5,)),
+    "pre-hook with names": lambda model: model.blocks[0].attention.register_forward_pre_hook(
+        lambda module, given, named: ((given[0] * 1.5, *given[1:]), named), with_kwargs=True
+    ),
+    "forward of an instance": lambda model: patch(model.blocks[0].mlp, "forward"),
+    "forward of the model": lambda model: setattr(
+        model, "forward", lambda *given, **named: 1.5 * GPT.forward(model, *given, **named)
+    ),
+    "a step of the attention": lambda model: patch(model.blocks[0].attention, "merge"),
+    "how an instance is called": lambda model: patch(model.get_submodule(DOWN), "_call_impl"),
+    "a static method": lambda model: patch(model.blocks[0].mlp, "activation"),
+    "compiled in place": lambda model: setattr(
+        model.get_submodule(DOWN), "_compiled_call_impl", lambda x: 2 * F.linear(x, model.get_submodule(DOWN).weight)
+    ),
+    "a subclass of a linear layer": lambda model: recast(model, QKV, Linear),
+    "a subclass of a norm": lambda model: recast(model, "blocks.0.attention.k_norm", RMSNorm),
+    "a subclass of a block": lambda model: recast(model, "blocks.0", Block),
+    "a subclass of the model": lambda model: recast(model, "", GPT),
+    "an adapter of a linear layer": lambda model: replace_part(model, O_PROJ, Wrapped(model.get_submodule(O_PROJ))),
+    "an adapter of a norm": lambda model: replace_part(model, "blocks.0.mlp_norm", Wrapped(model.blocks[0].mlp_norm)),
+    "an adapter of an MLP": lambda model: replace_part(model, "blocks.1.mlp", Wrapped(model.blocks[1].mlp)),
+    "a norm left out": lambda model: replace_part(model, "blocks.0.attention.k_norm", nn.Identity()),
+    "another eps": lambda model: setattr(model.blocks[0].attention.k_norm, "eps", 1.0),
+    "another eps of a block's norm": lambda model: setattr(model.blocks[0].mlp_norm, "eps", 1.0),
+    "a traced module": lambda model: replace_part(
+        model, "blocks.0.mlp", torch.jit.trace(Wrapped(model.blocks[0].mlp).eval(), torch.randn(1, 3, 32))
+    ),
+    "a parametrisation": lambda model: parametrize.register_parametrization(
+        model.get_submodule(DOWN), "weight", Louder()
+    ),
+    "a parametrisation of a norm": lambda model: parametrize.register_parametrization(
+        model.blocks[0].attention.q_norm, "weight", Louder()
+    ),
+    "weight norm": lambda model: (
+        parametrizations.weight_norm(model.get_submodule(DOWN))
+        .parametrizations.weight[0]
+        .register_forward_hook(lambda module, given, y: y * 1.5)
+    ),
+    "pruning": lambda model: prune.l1_unstructured(model.get_submodule(QKV), "weight", 0.5),
+    "a weight that is no parameter": lambda model: (
+        delattr(linear := model.get_submodule(DOWN), "weight"),
+        setattr(linear, "weight", torch.ones(32, linear.in_features)),
+    ),
+    "another parameter": lambda model: setattr(
+        model.get_submodule(DOWN), "weight", nn.Parameter(2 * model.get_submodule(DOWN).weight.detach())
+    ),
+    "a bias": lambda model: setattr(model.get_submodule(DOWN), "bias", nn.Parameter(torch.ones(32))),
+    "weights of an average": averaged,
+    "weights in place": lambda model: [weight.data.mul_(1.1) for weight in model.parameters()],
+    "an optimizer's step": lambda model: step_of(model),
+    "another window": lambda model: setattr(model.blocks[0].attention, "alibi", True),
+    "another scale": lambda model: setattr(model.blocks[0].attention, "scale", 1.0),
+}
+
+
+def step_of(model):
+    was_training = model.training
+    model.eval()  # the same gradient with and without dropout
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    with torch.inference_mode(False), torch.enable_grad():
+        tokens = torch.arange(8)[None]
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        optimizer.step()
+    model.train(was_training)
+
+
+class ByModules(Decoder):
+    """Decodes with a second, equal text: several rows never take the steps."""
+
+    def prefill(self, texts, room):
+        return super().prefill([*texts, [5] * len(texts[0])], room)[:1]
+
+    def step(self, tokens):
+        return super().step([*tokens, 1])[:1]
+
+
+def logits(model, decoder_class, attach=lambda model: None, late=False):
+    """Of eight tokens, one after the other; `attach` acts before the first, or between two."""
+    if not late:
+        attach(model)
+    with torch.inference_mode():
+        decoder = decoder_class(model)
+        found = [decoder.prefill([[1, 2]], 8)]
+        found += [decoder.step([token]) for token in range(3)]
+    if late:
+        attach(model)
+    with torch.inference_mode():
+        found += [decoder.step([token]) for token in range(4)]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "between two tokens"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("trains", [False, True], ids=["eval", "train"])
+def test_code_that_is_attached_to_a_model_acts_while_one_text_is_written(way, late, trains):
+    model = random_gpt(dropout=0.5 if trains else 0.0).train(trains)
+    other = copy.deepcopy(model).eval()
+    plain = logits(copy.deepcopy(model), Decoder)
+    changed = logits(other, ByModules, WAYS[way], late)
+    assert not torch.allclose(changed, plain, atol=1e-3)
+    close(logits(model, Decoder, WAYS[way], late), changed, atol=1e-4, rtol=1e-4)
+    assert model.training == trains
+
+
+@pytest.mark.parametrize("name", ["_forward_hooks", "forward", "mode", "flops", "a class"])
+def test_what_watches_all_modules_or_operators_sees_all_of_them(name, monkeypatch):
+    model = random_gpt()
+    calls = []
+    handles = []
+    if name == "_forward_hooks":
+        handles = [nn.modules.module.register_module_forward_hook(lambda module, given, y: calls.append(type(module)))]
+    elif name == "forward":
+        forward = RMSNorm.forward
+        monkeypatch.setattr(RMSNorm, "forward", lambda self, x: calls.append(type(self)) or forward(self, x))
+    elif name == "a class":
+        call = nn.Module.__call__
+        monkeypatch.setattr(
+            nn.Module, "__call__", lambda self, *a, **k: calls.append(type(self)) or call(self, *a, **k)
+        )
+    try:
+        if name == "mode":
+            plain = logits(copy.deepcopy(model), Decoder)
+            with Halving():
+                wanted = logits(model, ByModules)
+                found = logits(model, Decoder)
+            close(found, wanted)
+            assert not torch.allclose(found, plain)
+        elif name == "flops":
+            with FlopCounterMode(display=False) as counter:
+                logits(model, Decoder)
+            weights = sum(weight.numel() for name, weight in model.named_parameters() if weight.ndim == 2)
+            embedded = model.token_embedding.weight.numel()
+            assert counter.get_total_flops() > 2 * 8 * (weights - embedded)
+        else:
+            logits(model, Decoder)
+            norms = 2 * len(model.blocks) + 1 + 2 * len(model.blocks)
+            assert calls.count(RMSNorm) == 8 * norms
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_a_hook_that_is_removed_acts_no_more_and_its_module_is_the_models_own():
+    model = random_gpt(dropout=0.2).train()
+    plain = logits(model, Decoder)
+    seen = []
+    handles = [part.register_forward_hook(lambda module, given, y: seen.append(module)) for part in model.modules()]
+    logits(model, Decoder)
+    assert {id(module) for module in seen} <= {id(module) for module in model.modules()}
+    assert sum(module is model.blocks[1].mlp for module in seen) == 8
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(logits(model, Decoder), plain) and all(part.training for part in model.modules())
 
 
 @torch.inference_mode()
-def logits(model, by_steps):
-    """Of six tokens, one after the other."""
-    cache, found = KVCache(6), []
-    for token in range(6):
-        blocks = block_steps(model) if by_steps else None
-        found.append(model.logits(model.hidden(torch.tensor([[token]]), cache=cache, blocks=blocks)))
-    return torch.cat(found, 1)
-
-
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("kind", ["hook", "pre-hook", "forward"])
-def test_what_hangs_on_any_part_acts_while_one_text_is_written(part, kind):
+def test_steps_are_taken_where_they_serve_and_nowhere_else():
     model = random_gpt()
-    plain, module = logits(model, True), model.get_submodule(part)
-    if kind == "hook":
-        module.register_forward_hook(lambda module, given, y: y * 1.5)
-    elif kind == "pre-hook":
-        module.register_forward_pre_hook(lambda module, given: (given[0] * 1.5 + 0.1, *given[1:]))
-    else:
-        forward = module.forward
-        module.forward = lambda *given: forward(*given) * 1.5
-    changed = logits(model, False)
-    assert not torch.allclose(changed, plain)
-    close(logits(model, True), changed)
-
-
-def test_a_hook_on_all_modules_acts_too():
-    model = random_gpt()
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, given, y: None)
-    try:
-        with torch.inference_mode():
-            assert block_steps(model) is None
-    finally:
-        handle.remove()
-    with torch.inference_mode():
-        assert block_steps(model) is not None
+    decoded = DecodedModel(model)
+    assert decoded.steps and not any(step in list(model.blocks) for step in decoded.steps)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert decoded.steps is None
+    model.bfloat16()
+    assert decoded.steps is None
+    model.float()
+    handle = model.blocks[0].register_forward_hook(lambda module, given, y: None)
+    decoded.refresh()
+    assert decoded.steps[0] is model.blocks[0] and decoded.steps[1] is not model.blocks[1]
+    handle.remove()
+    model.train()
+    decoded.refresh()
+    assert decoded.steps and decoded.has_twin and model.training
+    twins = dict(decoded.called.named_parameters())
+    assert all(twins[name] is weight for name, weight in model.named_parameters())
+    assert DecodedModel(random_gpt(norm="layernorm")).steps is not None
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,13 @@ def choice_of(case: str, dtype: torch.dtype, T: int, S: int) -> Choice:
     layer.compute = note  # type: ignore[method-assign]
     ctx = AttentionContext(tokens=torch.empty(1, T, dtype=torch.long, device="meta"))
     if T != S:
-        ctx.cache = KVCache(S)
-        ctx.cache.position = S - T
+        cache = ctx.cache = KVCache(S)
+        if layer.has_kv_cache:
+            tokens = torch.empty(1, S - T, dtype=torch.long, device="meta")
+            read = torch.empty(1, S - T, SHAPE["n_embd"], dtype=dtype, device="meta")
+            layer(read, AttentionContext(cache=cache, tokens=tokens))
+            noted.clear()
+        cache.advance(S - T)
     if "documents" in more:
         ctx.doc_starts = torch.empty(1, T, dtype=torch.long, device="meta")
     if "mask" in more:

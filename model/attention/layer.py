@@ -131,8 +131,17 @@ class MultiHeadAttention(nn.Module):
         return self.merge(y)  # (B, H, T, D) -> (B, T, C)
 
     def weights(self, x: Stream, ctx: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
-        """Return the weights of forward(x) without dropout and cache, for pictures and statistics."""
-        return self.heads(x, replace(ctx or AttentionContext(), cache=None, weights_only=True))
+        """Return the weights of forward(x) without dropout and cache, for pictures and statistics.
+
+        Those of the T positions of x among themselves, if the context has a cache.
+        """
+        ctx = ctx or AttentionContext()
+        mask = ctx.mask
+        doc_starts = ctx.doc_starts
+        if ctx.past:
+            mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., ctx.past :]
+            doc_starts = None if doc_starts is None else (doc_starts - ctx.past).clamp(min=0)
+        return self.heads(x, replace(ctx, cache=None, mask=mask, doc_starts=doc_starts, weights_only=True))
 
     def heads(self, x: Stream, ctx: AttentionContext) -> Output:
         """Return the result of each head, or its weights if ctx.weights_only."""
