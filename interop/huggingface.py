@@ -298,7 +298,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _stored(theirs: str, names: Container[str]) -> str:
-    """Return the name of a weight in a file, which has no prefix if a model without lm_head was saved."""
+    """Return the name of a weight in a file.
+
+    It has no prefix if a model without lm_head was saved.
+    """
     prefix = next((target.prefix for target in TARGETS.values() if theirs.startswith(target.prefix)), "")
     return theirs if theirs in names else theirs.removeprefix(prefix)
 
@@ -408,7 +411,10 @@ def _yarn_length(rope: dict[str, Any], factor: float) -> float:
 
 
 def _our_windows(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return our settings for the windows of a Qwen3: by layer_types, or from max_window_layers on."""
+    """Return our settings for the windows of a Qwen3.
+
+    layer_types name the layers that have one; without them those from max_window_layers on do.
+    """
     window = settings["sliding_window"]
     n_layer = settings["num_hidden_layers"]
     if not settings.get("use_sliding_window") or window is None:
