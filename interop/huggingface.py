@@ -417,7 +417,8 @@ def _our_windows(settings: dict[str, Any], where: str) -> dict[str, Any]:
     """
     window = settings["sliding_window"]
     n_layer = settings["num_hidden_layers"]
-    if not settings.get("use_sliding_window") or window is None:
+    is_damaged = isinstance(n_layer, int) and n_layer > 10_000  # the count of weights refuses it, before any list
+    if not settings.get("use_sliding_window") or window is None or is_damaged:
         return {}
     types = settings.get("layer_types")
     if types is None:
