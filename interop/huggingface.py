@@ -8,12 +8,14 @@ i + D/2, ours 2i with 2i + 1, so the rows of queries and keys, and Qwen3's QK-no
 """
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Container
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -45,6 +47,10 @@ class Target(NamedTuple):
     """{our setting: theirs}, for settings of any value."""
     weights: dict[str, str]
     """{part of a weight's name here: there}, in the order of replacement."""
+    defaults: dict[str, Any]
+    """Their settings that a config.json may leave out, with the values that transformers takes then."""
+    prefix: str
+    """What the names begin with, but for lm_head and in a file without it."""
 
 
 QWEN3 = Target(
@@ -72,8 +78,37 @@ QWEN3 = Target(
         "attention.": "self_attn.",
         "mlp_norm": "post_attention_layernorm",
     },
+    defaults={
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    prefix="model.",
 )
-LLAMA = QWEN3._replace(name="LlamaForCausalLM", preset="llama", settings={"qk_norm": False})
+LLAMA = QWEN3._replace(
+    name="LlamaForCausalLM",
+    preset="llama",
+    settings={"qk_norm": False},
+    defaults={
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    },
+)
 SLIDING = "sliding_attention"  # one of Qwen3's layer_types; the other is full_attention
 GPT2 = Target(
     name="GPT2LMHeadModel",
@@ -94,7 +129,26 @@ GPT2 = Target(
         "up_proj": "c_fc",
         "down_proj": "c_proj",
     },
+    defaults={
+        "vocab_size": 50_257,
+        "n_positions": 1024,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    prefix="transformer.",
 )
+# Other names of GPT-2's settings.
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+HEAD = "lm_head.weight"
 # Our weights that join several of theirs.
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 # {their model_type: target}
@@ -104,7 +158,9 @@ SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 # {rope_type: its other parameters}, with the only values that model/rope.py computes.
 ROPE_TYPES = {"linear": {}, "yarn": {}, "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}
 # Parameters of yarn that may be written out, with the same values.
-ROPE_DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
+ROPE_DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "partial_rotary_factor": 1.0}
+YARN_LENGTHS = ("attention_factor", "mscale", "mscale_all_dim")
+ANOTHER = "choose another model"
 # Settings that may be missing from their config.json.
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")
 # Settings that _obstacles() compares separately, or that change no logit.
@@ -202,13 +258,14 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
     """Return our settings for a model, and a function that returns a weight by our name."""
     folder = find_folder(where)
     config = read_config(where)
-    index = folder / "model.safetensors.index.json"  # a large model has several files
     with importing(where):
         # Map the files into memory.
-        files = json.loads(read_foreign(index))["weight_map"].values() if index.exists() else ["model.safetensors"]
         weights: dict[str, Tensor] = {}
-        for file in sorted(set(files)):
-            weights |= load_file(regular(folder / file))
+        for file in _files(folder):
+            weights |= load_file(regular(file))
+        if not config.tie_embeddings and HEAD not in weights:
+            problem = f"{where} has no {HEAD}, which tie_word_embeddings=false in its config.json asks for"
+            raise HuggingFaceError(problem, f"set tie_word_embeddings to true if it shares the embedding, or {ANOTHER}")
 
         # Count the weights first: building the shapes of a config.json with a billion layers would take forever.
         held = sum(tensor.numel() for tensor in weights.values())
@@ -221,8 +278,9 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
         ours = dict[str, list[Tensor]]()
         for name, tensor in plain_weights(model).items():
             for theirs, rows in _parts(name, model).items():
-                # A GPT2Model, without lm_head, has no prefix.
-                stored = theirs if theirs in weights else theirs.removeprefix("transformer.")
+                stored = _stored(theirs, weights)
+                if stored not in weights:
+                    raise HuggingFaceError(f"{where} has no {theirs}, which its config.json asks for", ANOTHER)
                 part = _change_layout(theirs, weights[stored], model, back=True)
                 if part.shape != (rows, *tensor.shape[1:]):
                     raise ValueError(f"{theirs} does not have the size that config.json says")
@@ -230,6 +288,39 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
                     raise ValueError(f"its {theirs} is not finite")
                 ours.setdefault(name, []).append(part)
     return config, lambda name: torch.cat([part.float() for part in ours[name]])
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a model's weights; a large one has several."""
+    index = folder / "model.safetensors.index.json"
+    names = json.loads(read_foreign(index))["weight_map"].values() if index.exists() else ["model.safetensors"]
+    return [folder / name for name in sorted(set(names))]
+
+
+def _stored(theirs: str, names: Container[str]) -> str:
+    """Return the name of a weight in a file.
+
+    It has no prefix if a model without lm_head was saved.
+    """
+    prefix = next((target.prefix for target in TARGETS.values() if theirs.startswith(target.prefix)), "")
+    return theirs if theirs in names else theirs.removeprefix(prefix)
+
+
+def _has_own_head(folder: Path, target: Target) -> bool:
+    """Return whether a model's lm_head differs from its embedding.
+
+    transformers 5 takes it then, also if config.json says that they are tied.
+    """
+    embedding = f"{target.weights['token_embedding']}.weight"
+    found: dict[str, Tensor] = {}
+    for file in _files(folder):
+        if not file.exists():
+            return False
+        with safe_open(regular(file), "pt") as opened:
+            names = set(opened.keys())
+            found |= {name: opened.get_tensor(name) for name in {HEAD, _stored(embedding, names)} & names}
+    both = list(found.values())
+    return len(both) == 2 and not torch.equal(*both)
 
 
 def read_config(where: str) -> GPTConfig:
@@ -246,12 +337,16 @@ def read_config(where: str) -> GPTConfig:
         if model_type not in TARGETS:
             raise HuggingFaceError(f"{where} is a {model_type}", "choose a gpt2, llama or qwen3 model")
 
-        # Derive the settings that depend on several of theirs.
         target = TARGETS[model_type]
+        if model_type == "gpt2":
+            settings = {GPT2_NAMES.get(name, name): value for name, value in settings.items()}
+        settings = target.defaults | settings
+
+        # Derive the settings that depend on several of theirs.
         fixed = dict(target.fixed)
         ours = dict(target.settings)
         if model_type == "gpt2":
-            mlp = "gelu" if settings.get("activation_function") == "gelu" else "gelu_tanh"
+            mlp = "gelu" if settings["activation_function"] == "gelu" else "gelu_tanh"
             ours |= {"mlp": mlp, "zero_init": False}
             fixed["activation_function"] = GPT2_ACTIVATIONS[mlp]
         else:
@@ -261,7 +356,7 @@ def read_config(where: str) -> GPTConfig:
             ours |= _our_rope({name: value for name, value in rope.items() if value is not None}, settings)
         if model_type == "qwen3":
             fixed["rms_norm_eps"] = NORM_EPS  # QK-norm has the same
-            ours |= _our_windows(settings)
+            ours |= _our_windows(settings, where)
 
         # Refuse values that a GPT cannot express, and translate the others by name.
         for name, value in fixed.items():
@@ -271,7 +366,7 @@ def read_config(where: str) -> GPTConfig:
         for name, theirs in target.names.items():
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
-        ours["tie_embeddings"] = settings.get("tie_word_embeddings", model_type == "gpt2")
+        ours["tie_embeddings"] = settings["tie_word_embeddings"] and not _has_own_head(file.parent, target)
         return build(GPTConfig, ours)
 
 
@@ -284,8 +379,16 @@ def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     if scaling not in ROPE_TYPES:
         known = f"choose a model with {', '.join(ROPE_TYPES)} or default"
         raise HuggingFaceError(f"rope_type={scaling} is not known here", known)
+    if "factor" not in rope:
+        raise HuggingFaceError(f"rope_type={scaling} has no factor", "choose a model whose config.json has one")
     ours |= {"rope_scaling": scaling, "rope_scaling_factor": rope.pop("factor")}
     trained = rope.pop("original_max_position_embeddings", settings["max_position_embeddings"])
+    if scaling == "yarn" and math.isclose(_yarn_length(rope, ours["rope_scaling_factor"]), 1, rel_tol=1e-6):
+        # They may say in three ways how long queries and keys are, here with the paper's value.
+        rope = {name: value for name, value in rope.items() if name not in YARN_LENGTHS}
+    if scaling == "linear":
+        # It reads no more than the factor.
+        rope = {name: value for name, value in rope.items() if name == "partial_rotary_factor"}
     rope = {name: value for name, value in rope.items() if ROPE_DEFAULTS.get(name) != value}
     if rope != ROPE_TYPES[scaling]:
         remedy = f"choose a model with {ROPE_TYPES[scaling] or 'no more than factor'}"
@@ -293,12 +396,41 @@ def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     return ours if scaling == "linear" else ours | {"rope_trained_length": trained}
 
 
-def _our_windows(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return our settings for the layer_types of a Qwen3."""
-    window = settings.get("sliding_window")
-    if not settings.get("use_sliding_window") or window is None or SLIDING not in settings["layer_types"]:
+def _yarn_length(rope: dict[str, Any], factor: float) -> float:
+    """Return the length that yarn's parameters give queries and keys, divided by the paper's."""
+
+    def length(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    theirs = length()
+    if "attention_factor" in rope:
+        theirs = rope["attention_factor"]
+    elif rope.get("mscale") and rope.get("mscale_all_dim"):
+        theirs = length(rope["mscale"]) / length(rope["mscale_all_dim"])
+    return theirs / length()
+
+
+def _our_windows(settings: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return our settings for the windows of a Qwen3.
+
+    layer_types name the layers that have one; without them those from max_window_layers on do.
+    """
+    window = settings["sliding_window"]
+    n_layer = settings["num_hidden_layers"]
+    is_damaged = isinstance(n_layer, int) and n_layer > 10_000  # the count of weights refuses it, before any list
+    if not settings.get("use_sliding_window") or window is None or is_damaged:
         return {}
-    layers = ["sdpa+window" if layer_type == SLIDING else "sdpa" for layer_type in settings["layer_types"]]
+    types = settings.get("layer_types")
+    if types is None:
+        full = min(settings["max_window_layers"], n_layer)
+        types = ["full_attention"] * full + [SLIDING] * (n_layer - full)
+    unknown = [name for name in types if name not in (SLIDING, "full_attention")]
+    if unknown or len(types) != n_layer:
+        problem = f"{where} has layer_types={types} for {n_layer} layers"
+        raise HuggingFaceError(problem, f"choose a model with {SLIDING} or full_attention for each of them")
+    if SLIDING not in types:
+        return {}
+    layers = ["sdpa+window" if layer_type == SLIDING else "sdpa" for layer_type in types]
     return {"attention": "/".join(layers), "attention_window": window}
 
 

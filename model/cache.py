@@ -76,7 +76,7 @@ class KVCache:
         self._position += T
 
     def crop(self, n: int) -> None:
-        """Go back to the first n positions; what follows is as if the later ones had never been read.
+        """Go back to the first n positions, as if the later ones had never been read.
 
         Raises ValueError, and changes nothing, for more positions than were read, and where a layer does not have what
         it had then: it keeps a state, or rows have left its window. A copy by take() before them has it.

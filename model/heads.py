@@ -113,7 +113,7 @@ def head_statistics(
 
 
 def mean(by_query: Float[Tensor, "... T"], counted: Bool[Tensor, "B T"] | None) -> Float[Tensor, "..."]:
-    """Return the mean over all queries that count, of (…, B, T); over T alone if there are no others.
+    """Return the mean over all queries that count, of (…, B, T) or (T,).
 
     Those that do not count may have any value, NaN too.
     """

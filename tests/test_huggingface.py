@@ -163,6 +163,13 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
         ({"vocab_size": 60}, "does not have the size"),
         ({"num_hidden_layers": 3}, "where its config.json asks for"),
         ({"num_hidden_layers": 10**9}, "where its config.json asks for"),
+        ({"num_hidden_layers": 10**9, "use_sliding_window": True}, "where its config.json asks for"),
+        (
+            {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 2},
+            "layer_types=.*for 2 layers: choose a",
+        ),
+        ({"use_sliding_window": True, "layer_types": ["full_attention"] * 3}, "layer_types=.*for 2 layers: choose a"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type=yarn has no factor"),
         ({"hidden_size": None}, "cannot be read .n_embd=null is not a whole number"),
         ({"max_position_embeddings": 1.5}, "cannot be read .block_size=1.5 is not a whole number"),
         ({"max_position_embeddings": None}, "cannot be read .block_size=null is not a whole number"),

@@ -16,6 +16,7 @@ from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS
 from model.attention.contract import from_weights, named_as, of_weighting
 from model.attention.weighting import Softcap
+from model.cache import KVCache
 from model.config import MLPS, NORMS
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +51,18 @@ def test_a_model_of_every_form_and_modifier_comes_back_as_it_was(attention):
 def test_so_does_one_of_every_mlp_and_norm(settings):
     model = random_gpt(**settings, ngrams=(2,))
     assert torch.equal(WAYS["pickle"](model)(TOKENS), model(TOKENS))
+
+
+@torch.no_grad()
+def test_a_cache_comes_back_too_and_goes_on():
+    for attention in ("sdpa+window/delta", "mla/sdpa+conv"):
+        model = random_gpt(attention=attention, attention_window=3)
+        whole = model(TOKENS)
+        for way in WAYS.values():
+            cache = KVCache(10)
+            model(TOKENS[:, :6], cache=cache)
+            assert torch.allclose(way(model)(TOKENS[:, 6:], cache=way(cache)), whole[:, 6:], atol=1e-4)
+            assert cache.position == 6
 
 
 @from_weights

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from conftest import close, random_gpt
@@ -11,7 +12,9 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from generation.generate import Decoder
+from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
+from generation.generate import Decoder, generate_text
 from model.attention import AttentionContext, make_attention
 from model.cache import KVCache
 from model.config import AttentionConfig
@@ -293,3 +296,54 @@ def test_a_layer_whose_call_has_a_new_field_is_called_as_it_is():
     layer.make_call = sunk.make_call
     assert not serves(layer)
     layer(torch.randn(1, 1, 32), AttentionContext(cache=KVCache(2)))
+
+
+def lbfgs(model):
+    """A step of an optimizer that views all gradients and weights as one vector."""
+    with torch.enable_grad():
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=2)
+        tokens = torch.arange(8)[None]
+
+        def loss():
+            optimizer.zero_grad()
+            found = model(tokens[:, :-1], tokens[:, 1:])
+            found.backward()
+            return found
+
+        optimizer.step(loss)
+        flat = torch.cat([weight.grad.view(-1) for weight in model.parameters()])
+    return bool(flat.isfinite().all())
+
+
+USES = {
+    "safetensors": lambda model: len(safetensors.torch.save(model.state_dict())) > 1000,
+    "one vector": lambda model: (
+        torch.cat([weight.view(-1) for weight in model.parameters()]).shape
+        == nn.utils.parameters_to_vector(model.parameters()).shape
+    ),
+    "a copy": lambda model: all(
+        map(torch.equal, copy.deepcopy(model).state_dict().values(), model.state_dict().values())
+    ),
+    "LBFGS": lbfgs,
+    "pruning": lambda model: prune.l1_unstructured(model.blocks[0].mlp.down_proj, "weight", 0.5) is not None,
+    "numpy": lambda model: all(weight.detach().numpy().flags["C_CONTIGUOUS"] for weight in model.parameters()),
+    "a cast": lambda model: model.double().float() is model,
+    "a state that is loaded": lambda model: not any(model.load_state_dict(copy.deepcopy(model.state_dict()))),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("trains", [False, True])
+def test_what_people_do_with_weights_works_before_and_while_a_text_is_written_and_after_it(use, trains):
+    model = random_gpt(vocab_size=257, n_embd=128).train(trains)
+    layout = {name: (id(weight), weight.stride()) for name, weight in model.named_parameters()}
+
+    def assert_usable():
+        assert {name: (id(weight), weight.stride()) for name, weight in model.named_parameters()} == layout
+        assert USES[use](copy.deepcopy(model)) and not any(weight.is_inference() for weight in model.parameters())
+
+    assert_usable()
+    for _ in generate_text(model, make_tokenizer(TokenizerConfig(name="byte"), []), "a", max_new_tokens=3):
+        assert_usable()
+    assert_usable()
+    assert USES[use](model)

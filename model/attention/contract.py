@@ -12,6 +12,8 @@
     scale      factor on the products, 1/√D when None
     returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
 
+Hidden keys and values must be finite too: their weight is 0, and 0 times NaN is NaN. Fill padding with zeros.
+
 ValueError, naming the shapes, if the arguments do not fit together.
 
 FORMS["sdpa"] and others are such functions. Each makes a Call of its arguments, as a layer does, and executors.py

@@ -29,6 +29,7 @@ from model.attention.executors import attend
 from model.attention.masks import alibi_sum, as_bool
 from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS
 from model.config import AttentionConfig
+from model.cpu import is_recorded
 from model.layers import Linear, RMSNorm
 from model.rope import Rope, rotate
 
@@ -63,6 +64,8 @@ class MultiHeadAttention(nn.Module):
     """Whether a subclass has the weights of this class, so that a checkpoint of one serves the other."""
     is_sparse = False
     """Whether scores decide which keys are left out, so that rounding may change the result."""
+    has_onnx = True
+    """Whether ONNX can express it for texts of every length."""
 
     def __init__(
         self,
@@ -181,6 +184,9 @@ class MultiHeadAttention(nn.Module):
     def check(self, x: Stream, ctx: AttentionContext) -> None:
         """Raise ValueError if the context does not fit x or this layer."""
         B, T, _ = x.shape
+        if not self.has_onnx and is_recorded() and torch.onnx.is_in_onnx_export():
+            # It would lose the guards by which torch.export binds a program to some lengths.
+            raise ValueError(f"attention={self.form} cannot be exported to ONNX for texts of every length.")
         if ctx.mask is not None:
             if not self.accepts_mask:
                 raise ValueError("a form or modifier that sums up or shifts the past takes no mask: pass doc_starts.")

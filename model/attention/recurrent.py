@@ -211,6 +211,7 @@ class Recurrent(MultiHeadAttention):
     modifiable = ("keys", "values", "result")
     unused_settings = ("attention_window", "attention_dropout", *POSITION_SETTINGS, *MultiHeadAttention.unused_settings)
     has_kv_cache = False
+    has_onnx = False
     flops_of_state = 4.0
     """Floating-point operations for a token to read and write one number of the state."""
 

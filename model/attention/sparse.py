@@ -21,6 +21,7 @@ class BlockAttention(MultiHeadAttention):
 
     has_plain_weights = True
     is_sparse = True
+    has_onnx = False
     best = 3
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
@@ -48,9 +49,13 @@ class IndexedAttention(MultiHeadAttention):
     A token always keeps itself. No gradient flows through the choice: the indexer learns to score as attention weighs,
     by KL(p ‖ softmax I) over the chosen keys, p the mean of the heads' weights, and that loss moves nothing else. Keys
     are hidden, not skipped: it saves no time here.
+
+    The loss is added to ctx.loss, as the GPT passes it. A layer alone that is called without one trains no indexer: its
+    parameters get no gradient, which DistributedDataParallel refuses unless find_unused_parameters=True.
     """
 
     is_sparse = True
+    has_onnx = False
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(config, layer_idx=layer_idx)

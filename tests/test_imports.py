@@ -1,0 +1,165 @@
+"""Models of Hugging Face with settings of all kinds: transformers' own logits, or a sentence that names the setting."""
+
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from common.errors import HuggingFaceError
+from interop.huggingface import from_huggingface, read_config, read_huggingface
+
+transformers = pytest.importorskip("transformers")
+TOKENS = torch.arange(24)[None] * 7 % 61
+
+
+def rope_of(rng, length):
+    """Parameters of RoPE, and a name in them that we do not know; None if we know all."""
+    theta = rng.choice([10_000.0, 500.0, 1e6])
+    kind = rng.choice(["default", "default", "linear", "yarn", "yarn", "llama3", "dynamic"])
+    rope = {"rope_theta": theta, "rope_type": kind}
+    if kind == "default":
+        return rope, None
+    rope["factor"] = rng.choice([2.0, 4.0, 1.5])
+    if kind == "dynamic":
+        return rope, "dynamic"
+    unknown = None
+    if kind == "llama3":
+        low, high = rng.choice([(1.0, 4.0), (1.0, 4.0), (1.0, 8.0)])
+        rope |= {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": length // 2}
+        unknown = "high_freq_factor" if high != 4.0 else None
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = rng.choice([length // 2, length])
+        own = 0.1 * torch.tensor(rope["factor"], dtype=torch.float64).log().item() + 1
+        written = rng.choice(
+            ["", "attention_factor", "other attention_factor", "mscale", "both mscales", "beta", "truncate"]
+        )
+        if written == "attention_factor":
+            rope["attention_factor"] = own
+        if written == "other attention_factor":
+            rope["attention_factor"], unknown = own + 0.25, "attention_factor"
+        if written == "mscale":
+            rope |= {"mscale": 0.7}  # alone it does nothing
+        if written == "both mscales":
+            rope |= {"mscale": 1.0, "mscale_all_dim": 0.5}
+            unknown = "mscale"
+        if written == "beta":
+            rope |= {"beta_fast": rng.choice([32.0, 16.0]), "beta_slow": 1.0}
+            unknown = "beta_fast" if rope["beta_fast"] != 32.0 else None
+        if written == "truncate":
+            rope["truncate"] = rng.choice([True, False])
+            unknown = None if rope["truncate"] else "truncate"
+    return rope, unknown
+
+
+def drawn(seed):
+    """Return a class's settings that were drawn, and the names of those that we do not know."""
+    rng = random.Random(seed)
+    model_type = rng.choice(["qwen3", "qwen3", "llama", "gpt2"])
+    heads = rng.choice([1, 2, 4])
+    unknown = []
+    common = dict(initializer_range=0.2, bos_token_id=0, eos_token_id=0, pad_token_id=None, vocab_size=61)
+    tied = rng.choice([True, False])
+    if model_type == "gpt2":
+        settings = dict(
+            n_positions=rng.choice([32, 1024]), n_embd=32, n_layer=rng.choice([1, 2, 12]), n_head=heads,
+            n_inner=rng.choice([None, 40, 128]), layer_norm_epsilon=rng.choice([1e-5, 1e-3]),
+            activation_function=rng.choice(["gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]),
+            scale_attn_weights=rng.random() < 0.9, scale_attn_by_inverse_layer_idx=rng.random() < 0.1,
+            reorder_and_upcast_attn=rng.random() < 0.2, tie_word_embeddings=tied, resid_pdrop=0.0,
+        )  # fmt: skip
+        unknown += ["activation_function"] if settings["activation_function"] == "relu" else []
+        unknown += [] if settings["scale_attn_weights"] else ["scale_attn_weights"]
+        unknown += ["scale_attn_by_inverse_layer_idx"] if settings["scale_attn_by_inverse_layer_idx"] else []
+        return model_type, common | settings, unknown, rng
+    length = rng.choice([32, 2048 if model_type == "llama" else 32_768])
+    rope, unknown_in_rope = rope_of(rng, length)
+    settings = dict(
+        hidden_size=32, intermediate_size=rng.choice([40, 88]), num_hidden_layers=rng.choice([1, 2, 3]),
+        num_attention_heads=heads, num_key_value_heads=rng.choice([heads, 1, None]),
+        hidden_act=rng.choice(["silu", "silu", "silu", "swish", "gelu"]), max_position_embeddings=length,
+        rms_norm_eps=rng.choice([1e-6, 1e-6, 1e-5]), tie_word_embeddings=tied, rope_parameters=rope,
+        attention_bias=rng.random() < 0.1, attention_dropout=rng.choice([0.0, 0.1]),
+    )  # fmt: skip
+    unknown += ["hidden_act"] if settings["hidden_act"] == "gelu" else []
+    unknown += ["attention_bias"] if settings["attention_bias"] else []
+    unknown += [unknown_in_rope] if unknown_in_rope else []
+    if model_type == "llama":
+        settings |= dict(mlp_bias=rng.random() < 0.1, head_dim=rng.choice([None, 8, 16]))
+        unknown += ["mlp_bias"] if settings["mlp_bias"] else []
+    else:
+        settings |= dict(head_dim=rng.choice([8, 128]), use_sliding_window=rng.random() < 0.6)
+        settings |= dict(sliding_window=rng.choice([4, 9, None]), max_window_layers=rng.choice([0, 1, 28]))
+        if rng.random() < 0.3:
+            kinds = ["sliding_attention", "full_attention"]
+            settings["layer_types"] = [rng.choice(kinds) for _ in range(settings["num_hidden_layers"])]
+            settings["use_sliding_window"], settings["sliding_window"] = True, 5
+        unknown += ["rms_norm_eps"] if settings["rms_norm_eps"] != 1e-6 else []
+    return model_type, common | settings, unknown, rng
+
+
+def write(folder, model_type, settings, rng):
+    """Write a folder as people have them, and return what is odd about it."""
+    config = transformers.AutoConfig.for_model(model_type, **settings)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    defaults = type(config)().to_dict()
+    for name in list(written):  # a file may leave out what is the default
+        if name not in ("model_type", "architectures") and written[name] == defaults.get(name) and rng.random() < 0.7:
+            del written[name]
+    if "layer_types" not in settings:
+        written.pop("layer_types", None)
+    if "rope_parameters" in written and rng.random() < 0.5:  # as transformers 4 writes it
+        rope = written.pop("rope_parameters")
+        written["rope_theta"] = rope.pop("rope_theta")
+        written["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    if model_type == "gpt2" and rng.random() < 0.3:
+        written = {{"n_embd": "hidden_size", "n_head": "num_attention_heads"}.get(k, k): v for k, v in written.items()}
+    (folder / "config.json").write_text(json.dumps(written))
+    weights = load_file(folder / "model.safetensors")
+    head = "lm_head.weight"
+    if settings["tie_word_embeddings"]:
+        weights.pop(head, None)
+    odd = rng.choice(["", "", "own head", "no prefix"])
+    if odd == "own head" and settings["tie_word_embeddings"]:
+        weights[head] = torch.randn(61, 32)
+    if odd == "no prefix":
+        weights = {name.removeprefix("model.").removeprefix("transformer."): each for name, each in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("seed", range(60))
+@torch.inference_mode()
+def test_a_drawn_model_has_transformers_logits_or_a_sentence_that_names_the_setting(seed, tmp_path):
+    torch.manual_seed(seed)
+    model_type, settings, unknown, rng = drawn(seed)
+    write(tmp_path, model_type, settings, rng)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    wanted = theirs(TOKENS).logits
+    try:
+        ours = from_huggingface(str(tmp_path))
+    except HuggingFaceError as error:
+        assert unknown and any(name in str(error) for name in unknown), (str(error), unknown)
+        assert "download" not in str(error)
+        return
+    assert not unknown, unknown
+    assert read_config(str(tmp_path)) == ours.config
+    assert (ours(TOKENS) - wanted).abs().max() < 2e-3 * wanted.abs().max()
+
+
+def test_a_file_without_the_head_of_its_own_is_refused_by_that_name(tmp_path):
+    config = transformers.AutoConfig.for_model("llama", vocab_size=61, hidden_size=32, intermediate_size=40,
+                                               num_hidden_layers=1, num_attention_heads=2)  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for gone, message in (
+        ("lm_head.weight", "no lm_head.weight, which tie_word_embeddings=false"),
+        ("model.norm.weight", "no model.norm.weight, which its config.json asks for"),
+    ):
+        rest = {name: each for name, each in weights.items() if name != gone}
+        save_file(rest | {"other": torch.zeros(10_000)}, tmp_path / "model.safetensors")
+        with pytest.raises(HuggingFaceError, match=message) as refused:
+            read_huggingface(str(tmp_path))
+        assert "download" not in str(refused.value)

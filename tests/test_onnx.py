@@ -1,0 +1,61 @@
+"""A model in ONNX: its logits at lengths on both sides of windows and chunks, or a refusal when it is exported."""
+
+import io
+import logging
+
+import pytest
+import torch
+from conftest import close, random_gpt
+
+from model.attention import FORMS, MODIFIERS, SETTINGS
+
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+REFUSED = ("linear", "retention", "delta", "kda", "moba", "index")
+SOME = ("sdpa", "softmax1+window", "mla")
+EVERY = [*FORMS, *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)), "softmax1+window", "alibi", "learned"]
+# Around 40, the window; 256, up to which a text is short; and the example's 20.
+LENGTHS = (2, 3, 20, 39, 40, 41, 255, 256, 257, 400)
+
+pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.filterwarnings("ignore")]
+
+
+def exported(name):
+    settings = {"position": name} if name in ("alibi", "learned") else {"attention": name}
+    window = {"attention_window": 40} if "window" in name else {}
+    model = random_gpt(**settings, **window, n_layer=1, n_kv_head=2, block_size=400).eval()
+    T = torch.export.Dim("T", min=2, max=400)
+    shapes = {"tokens": {0: torch.export.Dim("B"), 1: T}}
+    logging.disable(logging.WARNING)
+    try:
+        example = (torch.randint(61, (2, 20)),)
+        program = torch.onnx.export(model, example, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    finally:
+        logging.disable(logging.NOTSET)
+    file = io.BytesIO()
+    program.save(file)
+    return model, onnxruntime.InferenceSession(file.getvalue())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in SOME else pytest.mark.slow)
+        for name in EVERY
+        if name.split("+")[0] not in REFUSED
+    ],
+)
+@torch.no_grad()
+def test_a_model_in_onnx_reads_texts_of_every_length(name):
+    model, session = exported(name)
+    for T in LENGTHS:
+        tokens = torch.randint(61, (3, T))
+        (found,) = session.run(None, {"tokens": tokens.numpy()})
+        close(torch.from_numpy(found), model(tokens), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@torch.no_grad()
+def test_a_form_that_onnx_would_bind_to_a_length_is_refused_when_it_is_exported(name):
+    with pytest.raises(Exception, match=f"attention={name} cannot be exported to ONNX for texts of every length"):
+        exported(name)
