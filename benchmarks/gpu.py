@@ -1,13 +1,17 @@
-"""Everything that needs a GPU, in four calls of at most nine minutes each:
+"""Everything that needs a GPU, in five calls of at most nine minutes each:
 
     python benchmarks/gpu.py tests PATH_OF_A_NANOGPT_CHECKOUT
     python benchmarks/gpu.py training PATH_OF_A_NANOGPT_CHECKOUT
+    python benchmarks/gpu.py kernels PATH_OF_A_NANOGPT_CHECKOUT
     python benchmarks/gpu.py forms PATH_OF_A_NANOGPT_CHECKOUT
     python benchmarks/gpu.py rest PATH_OF_A_NANOGPT_CHECKOUT [PATH_OF_TINY_SHAKESPEARE]
 
-tests     pytest -m gpu: first what needs no compiler, then its 25 compilations, in what is left of the nine minutes
+tests     pytest -m gpu: first what needs no compiler, with recompute=block and torch's count of waits, then its 25
+          compilations, in what is left of the nine minutes
 training  GPT-2 124M beside nanoGPT, compiled, in bf16: tokens/s, and the loss of 200 steps on the same batches;
           then the peak memory of its steps beside dry_run's prediction
+kernels   GPT-2 124M and the default run, eager and compiled: tokens/s, the time of the first step, peak memory beside
+          its prediction, and the twelve kernels that take longest; `torchrun` with one process, and its resume
 forms     every form and modifier trains, eager and compiled: a step's time and memory; each attention function;
           tokens/s of decoding at batch 1 and 64 beside nanoGPT and Hugging Face
 rest      `python train.py` as README has it, eager and compiled; Shakespeare by each project's recipe
@@ -28,24 +32,28 @@ import nanogpt
 import paired
 import throughput
 import torch
+from torch.profiler import ProfilerActivity
 
 from common.errors import first_line
 from model.attention import FORMS, MODIFIERS
 from train import train_step
-from training.device import choose_precision, fast_products
+from training.config import TrainConfig
+from training.device import choose_precision, fast_products, peak_memory, reset_peak_memory
+from training.plan import predict_memory
 
-CALLS = ("tests", "training", "forms", "rest")
+CALLS = ("tests", "training", "kernels", "forms", "rest")
+LONGEST = 12  # kernels of a table
 SECONDS = 540  # of a call
 
 
 def main() -> None:
     parser = paired.parser(__doc__)
-    parser.add_argument("call", choices=(*CALLS, "steps"))
+    parser.add_argument("call", choices=(*CALLS, "steps", "profile"))
     parser.add_argument("nanogpt", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
     parser.add_argument("text", nargs="?", type=Path, help="tiny Shakespeare")
     arguments = parser.parse_args()
-    if arguments.call == "steps":
-        return steps()
+    if arguments.call in PARTS:
+        return PARTS[arguments.call]()
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here: throughput.py and the other benchmarks run on a CPU")
     end = time.monotonic() + SECONDS
@@ -68,6 +76,14 @@ def parts(arguments: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     if arguments.call == "training":
         corpus = [str(here / "throughput.py"), theirs, "--corpus", "--rounds", "20"]
         return {"throughput": corpus, "memory": [str(here / "memory.py"), "--rounds", "1"]}
+    if arguments.call == "kernels":
+        run_dir, cache = folder / "ranks", f"data.cache_dir={folder / 'cache'}"
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(paired.ROOT / "train.py")]
+        return {
+            "profile": [__file__, "profile", theirs],
+            "torchrun": [*torchrun, f"run_dir={run_dir}", cache, "max_steps=100"],
+            "torchrun, resumed": [*torchrun, f"resume={run_dir}", "max_steps=200"],
+        }
     if arguments.call == "forms":
         decoding = [str(here / "generate.py"), theirs, "--shape", "2"]
         return {
@@ -126,6 +142,59 @@ def steps() -> None:
     print(f"Training steps of {shape}, {precision}; a loss after three steps:\n")
     heads = [f"{way} {what}" for way in ("eager", "compiled") for what in ("step, ms", "peak, GB", "loss")]
     paired.table(["attention", *heads], map(row, names))
+
+
+def profile() -> None:
+    """Print speed, memory and the longest kernels of steps."""
+    device = paired.device()
+    shape = throughput.GPT2_124M
+    if device.type == "cpu":  # a rehearsal
+        shape = shape._replace(n_layer=2, n_head=2, n_embd=64, block_size=320, batch_size=2, vocab_size=257)
+    configs = {
+        f"GPT-2, {shape}": throughput.make_config(shape, throughput.GPT2_SHAPE, throughput.ADAMW),
+        f"default, {shape}": throughput.make_config(shape, {}, {}),
+    }
+    for name, config in configs.items():
+        for compiled in (False, True) if device.type == "cuda" else (False,):
+            print(f"### {name}, {'compiled' if compiled else 'eager'}\n")
+            try:
+                profile_steps(config, compiled)
+            except Exception as error:
+                print(f"failed: {first_line(error)}\n", flush=True)
+
+
+def profile_steps(config: TrainConfig, compiled: bool) -> None:
+    """Print the tables of one config."""
+    # Take the first step, which compiles, and some more.
+    device = paired.device()
+    precision = choose_precision("auto", device)
+    torch.compiler.reset()
+    reset_peak_memory(device)
+    run = throughput.make_run(config, precision, device, compiled=compiled)
+    with fast_products(device, precision):
+        first = paired.timed(lambda: train_step(run, 0)[0].item())()
+        train_step(run, 1)
+        seconds = paired.timed(lambda: [train_step(run, step) for step in range(2, 12)])() / 10
+        peak = peak_memory(device)
+
+        # Record one.
+        activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+        with torch.profiler.profile(activities=[activity]) as recorded:
+            loss = train_step(run, 12)[0].item()
+    predicted = predict_memory(train_step, config, config.batch_size, precision, on_gpu=device.type == "cuda").peak
+    heads = ["tokens/s", "a step, ms", "the first, s", "peak, GB", "predicted, GB", "loss"]
+    rate = config.tokens_per_step / seconds
+    figures = [f"{rate:,.0f}", f"{1e3 * seconds:.1f}", f"{first:.1f}", f"{peak / 1e9:.2f}", f"{predicted / 1e9:.2f}"]
+    paired.table(heads, [[*figures, f"{loss:.3f}"]])
+
+    # Its kernels.
+    time_of = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    kernels = sorted(recorded.key_averages(), key=lambda kernel: -getattr(kernel, time_of))[:LONGEST]
+    rows = [[f"`{kernel.key[:90]}`", f"{getattr(kernel, time_of) / 1e3:.2f}", str(kernel.count)] for kernel in kernels]
+    paired.table(["kernel", "ms a step", "launches"], rows)
+
+
+PARTS = {"steps": steps, "profile": profile}
 
 
 if __name__ == "__main__":

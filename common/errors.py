@@ -66,7 +66,7 @@ NO_MEMORY = (
 
 
 def lacks_operator(error: BaseException) -> bool:
-    """Return whether an error says that torch has no kernel of an operation for Apple's GPUs."""
+    """Return whether an error says that Apple's GPUs lack an operation."""
     return isinstance(error, NotImplementedError) and "MPS" in str(error)
 
 

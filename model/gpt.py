@@ -278,7 +278,7 @@ class Block(nn.Module):
         loss: Tensor | None,
         shared: dict[str, Tensor],
     ) -> tuple[Stream, Tensor | None, dict[str, Tensor]]:
-        """Return _forward() of a copy of the context, with the copy's loss and its new shared tensors."""
+        """Return _forward() of a copy of the context, with its loss and its new shared tensors."""
         own = replace(ctx, loss=loss, shared=dict(shared))
         x = self._forward(x, own)
         return x, own.loss, {name: t for name, t in own.shared.items() if t is not shared.get(name)}

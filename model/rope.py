@@ -147,9 +147,16 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
     pairs = wide.unflatten(-1, (-1, 2))  # (…, H, T, D) -> (…, H, T, D/2, 2)
     if torch.compiler.is_compiling():
         # torch's compiler fuses real arithmetic, but has no complex numbers.
+        if x.is_cuda:
+            # Heads of a token side by side, as project() writes them and merge() reads them: the compiler stores the
+            # result in the order of this sum, and FlashAttention its own in that of the queries.
+            pairs = pairs.transpose(-4, -3)  # (…, H, T, D/2, 2) -> (…, T, H, D/2, 2)
+            rotation = rotation.unsqueeze(-3) if rotation.ndim == 3 else rotation.transpose(-4, -3)
         a, b = pairs.unbind(-1)
         cos, sin = rotation.unbind(-1)
         turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
+        if x.is_cuda:
+            turned = turned.transpose(-4, -3)
     else:
         # a + ib times cos + i·sin: the same four products in one pass, 5 to 8 times faster in eager mode.
         # A view as complex numbers needs pairs that are adjacent, at even addresses.

@@ -8,6 +8,7 @@ and strides, but no data: whatever reads a number of one raises.
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,13 +29,14 @@ from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.config import SamplingParams
 from generation.generate import Decoder, filter_logits, sample
+from model.attention.chunked import OPERATORS
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import without_weights
 from train import train_step
 from training.config import TrainConfig
-from training.device import choose_precision, decoding_precision
+from training.device import choose_precision, decoding_precision, to_device
 from training.run import Run
 
 GPU = torch.device("cuda", 0)
@@ -52,18 +54,47 @@ ANSWERS: dict[str, Any] = {
 }
 
 
+VIEWS = {
+    "view", "t", "transpose", "expand", "slice", "select", "unsqueeze", "squeeze", "detach", "alias", "_unsafe_view",
+    "permute", "split", "split_with_sizes", "unbind", "as_strided", "_reshape_alias", "diagonal", "empty", "new_empty",
+    "empty_like", "empty_strided", "new_empty_strided", "lift_fresh", "view_as_complex", "view_as_real", "unfold",
+    "device",
+}  # fmt: skip
+
+
 class NoReads(TorchDispatchMode):
-    """Raises where numbers go from the GPU to the CPU, for which a program waits."""
+    """Raises where the CPU waits for the GPU: where it reads numbers, or copies in a blocking way.
+
+    Counts the operators that launch a kernel, and those of attention by chunks in place of the operator they are in.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
+        if function in OPERATORS:
+            with self:
+                OPERATORS[function](*args)
+            return result
         read, written = (
             {leaf.device.type for leaf in tree_leaves(given) if isinstance(leaf, Tensor)}
             for given in ((args, kwargs), result)
         )
         if "cuda" in read and "cpu" in written:
             raise RuntimeError(f"{function} waits for the GPU")
+        if read == {"cpu"} and "cuda" in written and not is_asynchronous(args, kwargs):
+            raise RuntimeError(f"{function} copies to the GPU and waits")
+        name = function.overloadpacket.__name__
+        if "cuda" in read | written and name not in VIEWS:
+            self.launches[name] += 1
         return result
+
+
+def is_asynchronous(args: Any, kwargs: Any) -> bool:
+    """Return whether a copy is asked not to wait."""
+    return bool((kwargs or {}).get("non_blocking")) or (len(args) > 2 and args[2] is True)
 
 
 def on_gpu(model: GPT, dtype: torch.dtype = torch.float32) -> GPT:
@@ -174,23 +205,25 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
     config = TrainConfig(model=model_config, batch_size=2)
     text = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint16)
     text[::50] = 256
-    data = TokenDataset(BYTE, text, text, "random", "random", document_mask=documents)
+    data = TokenDataset(BYTE, text, text, "random", "random", documents, model_config.block_size, 2)
     found = {}
-    with NoReads():
+    with NoReads() as mode:
         model = on_gpu(without_weights(model_config))
         run = Run(config, GPU, choose_precision("auto", GPU), data, model, model.loss)
         watch = Watch(model)
         with watch.patched():
             # A step, with its backward pass and both optimizers: Muon, and AdamW for what is no matrix of a block.
             model.train()
+            mode.launches.clear()
             loss, norm = train_step(run, 0)
             found["training"] = watch.found() | {"loss": name(loss), "norm": name(norm)}
+            found["launches"] = dict(mode.launches)
             assert run.skipped.device == GPU
 
             # The forward pass of an evaluation.
             batch = run.data.train_batch(0, 0, 2)
-            tokens = torch.from_numpy(batch.inputs).to(GPU)
-            doc_starts = None if batch.doc_starts is None else torch.from_numpy(batch.doc_starts).to(GPU)
+            tokens = to_device(batch.inputs, GPU)
+            doc_starts = to_device(batch.doc_starts, GPU)
             with torch.no_grad(), run.autocast:
                 logits = model.eval()(tokens, doc_starts=doc_starts)
             found["evaluation"] = watch.found() | {"logits": name(logits)}

@@ -1,13 +1,14 @@
 """The command that prints which code computes an attention, and the table of docs/hardware.md, which it makes."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from common.errors import SettingsError
-from model.attention import FORMS, MODIFIERS, SETTINGS
+from model.attention import FORMS, MODIFIERS, SETTINGS, executors
 from model.attention.choose import CASES, main, name_of, table
 
 PAGE = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text(encoding="utf-8")
@@ -17,6 +18,30 @@ BF16, FP32 = torch.bfloat16, torch.float32
 def test_the_table_of_the_page_is_the_commands():
     assert table() in PAGE, f"docs/hardware.md should have this table:\n{table()}"
     assert {*FORMS} <= {*CASES}
+
+
+# A device, the type that precision=auto chooses there, and whether torch's varlen_attn serves it.
+CARDS = {
+    "T4, fp16": ("cuda", torch.float16, False),
+    "H100, bf16": ("cuda", BF16, True),
+    "AMD, bf16": ("cuda", BF16, False),
+    "a Mac, float32": ("mps", FP32, False),
+}
+
+
+def test_the_pages_table_of_other_cards_is_what_their_layers_choose(monkeypatch):
+    rows = defaultdict(list)
+    for case in CASES:
+        cells = []
+        for device, dtype, has_varlen in CARDS.values():
+            monkeypatch.setattr(executors, "has_varlen", lambda device, answer=has_varlen: answer)
+            names = [name_of(case, device, dtype, T, T) for T in (128, 1024)]
+            cells.append(", ".join(dict.fromkeys(names)))
+        rows[" | ".join(cells)].append(f"`{case}`")
+    lines = [f"| {', '.join(cases)} | {cells} |" for cells, cases in rows.items()]
+    lines.insert(0, f"| {' | '.join(('attention', *CARDS))} |")
+    missing = [line for line in lines if line not in PAGE]
+    assert not missing, "docs/hardware.md should have these rows:\n" + "\n".join(missing)
 
 
 def test_each_line_names_a_place_what_runs_and_why_each_faster_one_does_not(capsys):

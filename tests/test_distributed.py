@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -106,6 +107,42 @@ def job(name: str, ranks: int, optimizer: str = "adamw", **more) -> dict:
 
     more: settings, the model's, and code that runs first on every rank."""
     return dict(name=name, ranks=ranks, optimizer=optimizer, **more)
+
+
+MEET = """
+import datetime, os, sys, time
+import torch.distributed as dist
+from training.distributed import Ranks
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+ranks = Ranks(rank, 2, rank, 2, launched=True)
+started = time.monotonic()
+for place in ("text", "weights"):
+    time.sleep(3 * rank)
+    ranks.meet(place, every=0.05)
+print(round(time.monotonic() - started))
+ranks.leave()
+assert not dist.is_initialized()
+"""
+
+
+def test_ranks_that_prepare_for_longer_than_a_collective_waits_meet_all_the_same(tmp_path):
+    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error::FutureWarning", "-c", MEET], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=environment | {"RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    ends = [rank.communicate(timeout=100) for rank in ranks]
+    assert [out.strip() for out, _ in ends] == ["6", "6"], ends
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def figures(run_dir: Path, kind: str = "loss") -> list[float]:

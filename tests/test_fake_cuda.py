@@ -91,15 +91,38 @@ def test_kernels_and_dtypes_are_those_of_the_page_and_no_step_waits_for_the_gpu(
         figures = [found["training"]["loss"], found["training"]["norm"], found["evaluation"]["logits"]]
         assert [*figures, found["token"]["logits"]] == ["fp32", "fp32", "bf16", "fp32"], case
         assert found["evaluation"]["kernels"] == found["training"]["kernels"], case
-        rows = (line for line in PAGE.splitlines() if line.startswith("|") and shown(case) in line)
+        kernels = PAGE.partition("## Kernels of each form")[2]
+        rows = (line for line in kernels.splitlines() if line.startswith("|") and shown(case) in line)
         row = next(rows, "no row")
         assert row.endswith(f" | {' | '.join(kernels_of(found))} |"), f"{case}: {kernels_of(found)}"
     assert table_of(results) in PAGE, f"docs/hardware.md should have this table:\n{table_of(results)}"
 
 
+LONG = [
+    *(form for form in FORMS if form not in ("loop", "stacked")),
+    *(f"sdpa+{name}" + " n_layer=2" * (name == "value_residual") for name in MODIFIERS),
+    *("sdpa document_mask=true", "sdpa+window attention_window=64 document_mask=true", "sdpa position=alibi"),
+    *(f"{form} document_mask=true" for form in ("matmul", "sigmoid", "sparsemax", "stick", "moba", "index", "delta")),
+    *("matmul attention_dropout=0.1 dropout=0.1", "sdpa+sink+window attention_window=64"),
+]
+# The operators of a step of one layer that launch a kernel; Muon and AdamW are some 250 of them.
+MOST_LAUNCHES = {"sdpa": 450, "sparsemax": 930, "index": 800}
+
+
+@pytest.mark.slow
+def test_no_step_of_a_long_text_waits_for_the_gpu_inside_of_chunks_either(library):
+    lines = on_fake_cuda(library, str(HERE / "fake_cuda.py"), *(f"{case} block_size=320" for case in LONG))
+    found = {case.removesuffix(" block_size=320"): each for line in lines for case, each in json.loads(line).items()}
+    assert [*found] == LONG
+    assert "_foreach_sub_" in found["sdpa"]["launches"] and "addcmul_" not in found["sdpa"]["launches"]
+    for case, most in MOST_LAUNCHES.items():
+        assert sum(found[case]["launches"].values()) <= most, found[case]["launches"]
+
+
 READS = """
 import sys
 from unittest import mock
+import torch
 from fake_cuda import fake_gpu, rehearse
 from model.gpt import Block
 
@@ -107,7 +130,7 @@ forward = Block._forward
 with fake_gpu():
     for line in sys.argv[1:]:
         def reading(self, x, ctx):
-            exec(line, {"x": x})
+            exec(line, {"x": x, "torch": torch})
             return forward(self, x, ctx)
         with mock.patch.object(Block, "_forward", reading):
             try:
@@ -119,6 +142,6 @@ with fake_gpu():
 
 @pytest.mark.slow
 def test_a_read_of_a_number_a_truth_a_tensor_or_a_size_in_a_step_is_found(library):
-    lines = ["x.sum().item()", "bool(x.sum() > 0)", "x.to('cpu')", "x[x > 0]"]
-    errors = ["DataDependentOutputException"] * 2 + ["RuntimeError", "DynamicOutputShapeException"]
+    lines = ["x.sum().item()", "bool(x.sum() > 0)", "x.to('cpu')", "x[x > 0]", "x + torch.ones(1).to(x.device)"]
+    errors = ["DataDependentOutputException"] * 2 + ["RuntimeError", "DynamicOutputShapeException", "RuntimeError"]
     assert on_fake_cuda(library, "-c", READS, *lines) == errors

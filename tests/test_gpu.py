@@ -25,6 +25,7 @@ from model.gpt import GPT
 from train import train, train_step
 from training.config import TrainConfig
 from training.device import choose_precision, fast_products
+from training.distributed import with_recompute
 from training.run import Run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("unchecked")]
@@ -33,6 +34,7 @@ DEVICE = torch.device(gpu() or "cpu")
 ALONE = [*FORMS, "sdpa+window", *(f"sdpa+{name}" for name in MODIFIERS)]
 # Compiling takes seconds: the modifiers together.
 COMPILED = [*FORMS, "sdpa+" + "+".join(MODIFIERS), "delta+conv+gate_silu", "sdpa+window/sdpa"]
+LONG = 320  # by chunks of queries
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 
 
@@ -40,11 +42,13 @@ def new_run(device: torch.device, precision: torch.dtype, **settings) -> Run:
     """A run on random text, with the same weights on every device."""
     shape = dict(n_layer=2, n_head=4, n_kv_head=2, n_embd=64, block_size=64, vocab_size=257, zero_init=False)
     window = {"attention_window": 16} if "window" in settings.get("attention", "") else {}
+    recompute = settings.pop("recompute", "none")
     config = TrainConfig(model=GPTConfig(**shape | window | settings), batch_size=8, micro_batch_size=4)
     torch.manual_seed(0)
-    model = GPT(config.model).to(device)
+    model = with_recompute(GPT(config.model).to(device), replace(config, recompute=recompute))
     text = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint16)
-    return Run(config, device, precision, TokenDataset(BYTE, text, text, "random", "random"), model, model.loss)
+    data = TokenDataset(BYTE, text, text, "random", "random", block_size=config.model.block_size, batch_size=8)
+    return Run(config, device, precision, data, model, model.loss)
 
 
 def two_steps(run: Run) -> list[float]:
@@ -53,15 +57,38 @@ def two_steps(run: Run) -> list[float]:
         return [figure.item() for step in range(2) for figure in train_step(run, step)]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "auto"])
+@pytest.mark.parametrize(("T", "precision"), [(64, "fp32"), (64, "auto"), (LONG, "auto")])
 @pytest.mark.parametrize("attention", ALONE)
-def test_two_steps_have_the_losses_and_gradients_of_the_cpu(attention, precision):
-    expected = two_steps(new_run(torch.device("cpu"), torch.float32, attention=attention))
+def test_two_steps_have_the_losses_and_gradients_of_the_cpu(attention, precision, T):
+    expected = two_steps(new_run(torch.device("cpu"), torch.float32, attention=attention, block_size=T))
     dtype = choose_precision(precision, DEVICE)
-    found = two_steps(new_run(DEVICE, dtype, attention=attention))
+    found = two_steps(new_run(DEVICE, dtype, attention=attention, block_size=T))
     if dtype != torch.float32:  # retention divides by lengths that chance makes small: its gradients then differ much
         expected, found = expected[::2], found[::2]
     assert found == pytest.approx(expected, rel=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "matmul", "sigmoid", "sdpa+window", "index", "sdpa+value_residual"])
+def test_blocks_that_are_computed_twice_have_the_losses_of_those_that_are_kept(attention):
+    dtype = choose_precision("auto", DEVICE)
+    kept, again = (
+        two_steps(new_run(DEVICE, dtype, attention=attention, block_size=LONG, recompute=recompute))
+        for recompute in ("none", "block")
+    )
+    assert again == pytest.approx(kept, rel=1e-3)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="torch tells of waits on CUDA alone")
+@pytest.mark.parametrize("T", [64, LONG])
+@pytest.mark.parametrize("attention", [name for name in ALONE if name != "loop"])
+def test_no_step_waits_for_the_gpu(attention, T):
+    run = new_run(DEVICE, choose_precision("auto", DEVICE), attention=attention, block_size=T)
+    train_step(run, 0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        train_step(run, 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("attention", COMPILED)

@@ -84,12 +84,15 @@ def with_gradients(group: Group) -> list[tuple[nn.Parameter, Tensor]]:
 
 
 def has_launches(tensor: Tensor) -> bool:
-    """Return whether the tensor's device takes longer to launch a kernel than to move a small matrix."""
+    """Return whether to launch a kernel takes longer than to move a small matrix."""
     return not tensor.is_cpu
 
 
 def is_skipped(flag: Tensor) -> bool:
-    """Return whether a CPU's flag says so: that waits for nothing, and a plan's fake tensor has no value."""
+    """Return whether a CPU's flag says so.
+
+    That waits for nothing; a plan's fake tensor has no value.
+    """
     return type(flag) is Tensor and flag.is_cpu and bool(flag)
 
 

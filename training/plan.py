@@ -109,7 +109,7 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
     def bytes_inside(self, operator: Any, tensors: list[Tensor], *settings: Any) -> int:
-        """Return the peak of the tensors that an operator of attention by chunks makes, its results included."""
+        """Return the peak of the tensors that an operator of chunks makes, its results included."""
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
         key = operator, settings, *((tensor.shape, tensor.dtype) for tensor in tensors)

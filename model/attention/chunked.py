@@ -172,7 +172,10 @@ def chunk_rows(q: Tensor) -> int:
 
 
 def reads_numbers(q: Tensor) -> bool:
-    """Return whether the passes may look at numbers: on a GPU that would wait, and a plan's tensors have none."""
+    """Return whether the passes may look at numbers.
+
+    On a GPU that would wait, and a plan's tensors have none.
+    """
     return q.is_cpu and type(q) is Tensor
 
 
@@ -652,7 +655,10 @@ torch.library.define("tinygpt::seed", "(*, Device device) -> Tensor", tags=(torc
 
 
 def seed_operator(*, device: torch.device) -> Tensor:
-    """Return a seed of dropout, drawn on the CPU; by its `device` the compiler knows whose generator to keep."""
+    """Return a seed of dropout, drawn on the CPU.
+
+    device: the CPU; by it the compiler knows whose generator to keep.
+    """
     return torch.randint(2**62, ())
 
 

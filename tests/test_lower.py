@@ -1,0 +1,62 @@
+"""torch.compile takes every attention down to a GPU's machine code, without a GPU: pytest -m lower."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from test_fake_cuda import HERE, PAGE, library, on_fake_cuda, pytestmark  # noqa: F401
+
+from model.attention import FORMS, MODIFIERS
+
+CARDS = {"7.5": "T4", "9.0": "H100"}
+LEFT_OUT = ("loop", "stacked")  # loops over queries and heads, which are there to be read
+LOWERED = [
+    "loss",
+    *(form for form in FORMS if form not in LEFT_OUT),
+    *(f"sdpa+{name}" + " n_layer=2" * (name == "value_residual") for name in MODIFIERS),
+    *("sdpa+window attention_window=128", "sdpa position=alibi", "sdpa document_mask=true"),
+]
+COMPILED = PAGE.partition("## Compiled without a card")[2]
+CUBINS = 2
+"""Kernels of each case that become machine code: all take ten times as long."""
+
+pytestmark = [
+    *pytestmark,
+    pytest.mark.lower,
+    pytest.mark.slow,
+    pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs Triton's wheel: pip install triton"),
+]
+
+
+def row_of(case: str, found: dict[str, dict]) -> str:
+    """A row of docs/hardware.md: for each card the kernels and products, forward + backward."""
+    cells = [f"`{case}`"]
+    for card in CARDS:
+        kernels, products = (found[card][name] for name in ("kernels", "products"))
+        cells.append(f"{' + '.join(map(str, kernels))}, {' + '.join(map(str, products))}")
+    return f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_every_attention_compiles_to_the_kernels_of_the_page(library: Path, part: int):  # noqa: F811
+    cases = LOWERED[part::2]
+    found: dict[str, dict[str, dict]] = {case: {} for case in cases}
+    for card in CARDS:
+        for line in on_fake_cuda(library, str(HERE / "lower.py"), card, str(CUBINS), *cases):
+            if line.startswith("{"):
+                ((case, figures),) = json.loads(line).items()
+                found[case][card] = figures
+    rows = []
+    for case, of in found.items():
+        for card, figures in of.items():
+            assert figures["breaks"] == 0 and figures["cubins"] == min(CUBINS, sum(figures["kernels"])), (case, card)
+            assert figures["graphs"] == 1 + (case != "loss"), (case, card)  # forward, backward
+            # A first length, a length that varies; with value_residual for two kinds of block.
+            assert figures.get("of lengths", 2) == 2, (case, card)
+        # The page has a row for most of them.
+        if f"| `{case}` |" in COMPILED:
+            rows.append(row_of(case, of))
+    missing = [row for row in rows if row not in COMPILED]
+    assert rows
+    assert not missing, "docs/hardware.md should have these rows:\n" + "\n".join(rows)
