@@ -1,0 +1,304 @@
+"""docs/apart.py: the words that it tells apart, its errors, what it patches, and its tables."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_gpt
+
+from common.errors import SettingsError
+from data.config import DataConfig, TalesConfig, TokenizerConfig
+from data.tales import WORDS, first_slip, tales
+from data.tokenizer import encode_text, make_tokenizer, train_bpe
+from docs import apart
+from generation.score import ScoringParams
+from model.apart import Part
+from model.config import GPTConfig
+from model.gpt import GPT
+from model.heads import for_each_layer
+from runs.checkpoint import open_checkpoint, save_checkpoint
+from runs.metrics import Evaluation
+from training.config import TrainConfig
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs/results/apart"
+TALES = [*tales(TalesConfig(count=60, seed=3))]
+BYTE = make_tokenizer(TokenizerConfig(name="byte"), ())
+OFF = ScoringParams(torch.autocast("cpu", enabled=False))
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return train_bpe(tales(TalesConfig(count=400, seed=1)), 700)
+
+
+def test_the_mentions_of_a_tale_are_those_of_its_grammar():
+    lists = {
+        "colour": "colour",
+        "toy": "toy",
+        "parent": "elder",
+        "treasure": "treasure",
+        "hero": "name",
+        "friend": "name",
+    }
+    for tale in TALES:
+        found = {}
+        for mention in apart.mentions(tale):
+            found.setdefault(mention.kind, []).append(tale[mention.start : mention.end].lower())
+        for kind, words in found.items():
+            assert len({*words}) == 1 and words[0] in map(str.lower, WORDS[lists[kind]])
+        # The words of these lists stand nowhere else in a tale; colours also in places, as "on a green hill".
+        for kind in ("toy", "parent", "treasure", "hero", "friend"):
+            (word,) = {*found[kind]}
+            count = sum(each.strip('.,!?;:"').lower() == word for each in tale.split())
+            assert count == len(found[kind]), (kind, tale)
+    green = next(tale for tale in TALES if "green hill" in tale)
+    places = [mention.start for mention in apart.mentions(green) if mention.kind == "colour"]
+    assert green.index("green hill") not in places and places
+
+
+def test_the_pairs_are_right_tales_that_differ_in_one_word_until_its_last_mention(bpe):
+    for kind in apart.KINDS.values():
+        pairs, earlier = apart.pairs_of(bpe, TALES, kind, 256)
+        assert len(pairs.ids) >= 15
+        for row, places in enumerate(earlier):
+            last = int(pairs.answers[row]) + 1
+            ids, other = pairs.ids[row, :last].tolist(), pairs.other[row, :last].tolist()
+            differing = [place for place in range(last) if ids[place] != other[place]]
+            assert differing == places and places and pairs.places[row].tolist() == [last - 1]
+            own_word, other_word = (
+                bpe.decode([int(each[row])]).strip() for each in (pairs.own_answer, pairs.other_answer)
+            )
+            assert own_word != other_word and own_word.lower() in bpe.decode(ids).lower()
+            both = (re.findall(r"\w+", bpe.decode(each).lower()) for each in (ids, other))
+            changed = {pair for pair in zip(*both, strict=True) if pair[0] != pair[1]}
+            assert len(changed) == 1 and {*next(iter(changed))} <= {
+                word.lower() for words in WORDS.values() for word in words
+            }
+    # Words of a byte tokenizer take several tokens: those of one length make pairs.
+    pairs, _ = apart.pairs_of(BYTE, TALES, "toy", 2000)
+    assert len(pairs.ids) > 10
+
+
+def test_a_replaced_word_leaves_a_tale_without_a_slip():
+    for tale in TALES[:20]:
+        own = [mention for mention in apart.mentions(tale) if mention.kind == "toy"]
+        assert first_slip(apart.replaced(tale, own, "drum")) is None
+        assert first_slip(tale) is None
+
+
+def test_a_target_is_shown_before_if_the_window_or_its_document_has_it():
+    rows = np.array([[1, 2, 1, 3, 2, 2, 4]])
+    assert apart.shown_before(rows, None).tolist() == [[False, True, False, True, True, False]]
+    starts = np.array([[0, 0, 2, 2, 2, 2]])
+    assert apart.shown_before(rows, starts).tolist() == [[False, True, False, False, True, False]]
+
+
+def test_the_error_over_documents_is_that_of_an_evaluation():
+    draw = np.random.default_rng(1)
+    sizes = draw.integers(0, 5, 400)
+    nats = draw.normal(1, 1, 400)
+    wanted = Evaluation.of_tokens(nats, sizes)
+    everywhere = np.ones(400, dtype=bool)
+    found = apart.ratio(nats / math.log(2), sizes, np.cumsum(sizes == 0), everywhere)
+    assert found == pytest.approx((wanted.bpb, wanted.bpb_stderr))
+    one = apart.ratio(nats, sizes, np.zeros(400, dtype=int), everywhere)
+    assert one[0] == pytest.approx(nats.sum() / sizes.sum()) and math.isnan(one[1])
+    assert all(map(math.isnan, apart.ratio(nats, sizes, sizes, ~everywhere)))
+    # That of a mean over equal clusters is the textbook's.
+    values = draw.normal(size=50)
+    mean, error = apart.ratio(values, np.ones(50), np.arange(50), np.ones(50, dtype=bool))
+    assert (mean, error) == pytest.approx((values.mean(), values.std(ddof=1) / 50**0.5))
+    assert apart.mean_of(values) == pytest.approx((mean, error))
+
+
+def test_a_rank_correlation_is_that_of_the_ranks():
+    x = np.array([0.1, 5.0, 2.0, 3.0])
+    assert apart.rank_correlation(x, x**3) == pytest.approx(1) and apart.rank_correlation(x, -x) == pytest.approx(-1)
+    assert apart.rank_correlation(x, np.array([1, 2, 3, 4])) == pytest.approx(1 - 6 * (0 + 4 + 1 + 1) / (4 * 15))
+
+
+@torch.no_grad()
+def test_the_share_that_a_part_carries_is_that_of_a_hook_of_ones_own():
+    model = random_gpt()
+    ids = torch.randint(1, 60, (5, 9), generator=torch.Generator().manual_seed(1))
+    other = ids.clone()
+    other[:, 3] = (other[:, 3] + 7) % 60
+    answers = torch.tensor([8, 7, 6, 8, 5])
+    own_answer, other_answer = torch.arange(5), torch.arange(5) + 20
+    pairs = apart.Pairs(ids, other, answers[:, None], answers, own_answer, other_answer)
+    found = apart.carried(model, pairs)
+
+    N = torch.arange(5)
+    difference = lambda logits: logits[N, answers, other_answer] - logits[N, answers, own_answer]  # noqa: E731
+    own, gap = difference(model(ids)), difference(model(other)) - difference(model(ids))
+    D = model.attentions[0].head_dim
+    kept = {}
+    for name, module, columns in (
+        ("L1 H2", model.blocks[0].attention.o_proj, slice(D, 2 * D)),
+        ("L2 heads", model.blocks[1].attention.o_proj, slice(0, 4 * D)),
+        ("L2 MLP", model.blocks[1].mlp.down_proj, slice(None)),
+    ):
+        note = lambda module, given: kept.update(x=given[0].clone())  # noqa: E731
+        handle = module.register_forward_pre_hook(note)
+        model(other)
+        handle.remove()
+
+        def patch(module, given, columns=columns):
+            x = given[0].clone()
+            for row, place in enumerate(answers.tolist()):
+                x[row, place, columns] = kept["x"][row, place, columns]
+            return (x,)
+
+        handle = module.register_forward_pre_hook(patch)
+        share = (difference(model(ids)) - own).sum() / gap.sum()
+        handle.remove()
+        assert found[name][0] == pytest.approx(float(share), abs=1e-4)
+    assert [*found] == [*(name for name in apart.variants(model) if name != "all")]
+
+
+def test_a_pair_of_one_sequence_carries_nothing_and_the_facts_of_induction_move():
+    model = random_gpt(vocab_size=16)
+    draw = np.random.default_rng(1)
+    inputs = torch.from_numpy(draw.integers(1, 16, (6, 16)))
+    inputs[:, -1] = 0
+    for row, place in enumerate((0, 3, 13, 7, 5, 9)):
+        inputs[row, place] = 0
+    seen = {}
+
+    def carried(model, pairs):
+        seen[len(seen)] = pairs
+        return {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apart, "carried", carried)
+        found = apart.induction_figures(model, inputs)
+    which, where = seen.values()
+    N = torch.arange(6)
+    mark = torch.tensor([0, 3, 13, 7, 5, 9])
+    assert (which.ids != which.other).nonzero().tolist() == [[n, m + 1] for n, m in enumerate(mark.tolist())]
+    assert torch.equal(which.own_answer, inputs[N, mark + 1])
+    assert torch.equal(which.other_answer, which.other[N, mark + 1]) and (which.other > 0).sum() == (inputs > 0).sum()
+    # The mark moves, and the ids after both places stay.
+    other_mark = (where.other[:, :-1] == 0).int().argmax(1)
+    assert ((where.other == 0).sum(1) == 2).all() and ((other_mark - mark).abs() > 1).all()
+    assert torch.equal(where.places, torch.stack((mark + 1, other_mark + 1), 1))
+    assert torch.equal(where.ids.gather(1, where.places), where.other.gather(1, where.places))
+    assert torch.equal(where.other_answer, where.other[N, other_mark + 1])
+    weights = for_each_layer(model, inputs, lambda weights: weights)
+    wanted = weights[1][N, 2, mark + 1, mark].mean()
+    assert found["looks"]["where the mark is"]["L2 H3"][0] == pytest.approx(float(wanted), abs=1e-5)
+    wanted = weights[0][N, 1, -1, mark + 1].mean()
+    assert found["looks"]["which id"]["L1 H2"][0] == pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_the_bits_of_a_text_without_a_part_are_those_of_a_model_without_its_weights(bpe):
+    model = random_gpt(vocab_size=700)
+    tokens = np.concatenate([[bpe.eot_token, *encode_text(bpe, tale)] for tale in TALES[:8]])
+    params = OFF._replace(separator=bpe.eot_token)
+    found = apart.text_figures(model, bpe, tokens, params)
+    T = 16
+    windows = (len(tokens) - 1) // T
+    assert found["tokens"] == windows * T and [*found["change"]][:2] == ["L1 H1", "L1 H2"]
+
+    @torch.no_grad()
+    def bits_per_byte() -> float:
+        nats = size = 0.0
+        for start in range(0, windows * T, T):
+            row = torch.from_numpy(tokens[start : start + T + 1].astype(np.int64))
+            starts = torch.tensor([max([0, *(p for p in range(t + 1) if row[p] == bpe.eot_token)]) for t in range(T)])
+            logits = model(row[None, :-1], doc_starts=starts[None])[0].log_softmax(-1)
+            nats -= float(logits[torch.arange(T), row[1:]].sum())
+            size += sum(len(bpe.decode_bytes([t])) for t in row[1:].tolist() if t != bpe.eot_token)
+        return nats / math.log(2) / size
+
+    whole = bits_per_byte()
+    assert found["loss"]["all tokens"][0] == pytest.approx(whole, rel=1e-4)
+    assert found["lens"]["L2 MLP"] == pytest.approx(found["loss"]["all tokens"], rel=1e-4)
+    D = model.attentions[0].head_dim
+    with torch.no_grad():
+        model.blocks[1].attention.o_proj.weight[:, D : 2 * D] = 0
+    assert found["change"]["L2 H2"]["all tokens"][0] == pytest.approx(bits_per_byte() - whole, abs=1e-4)
+
+
+def test_the_bits_of_a_word_are_those_of_its_tokens_after_its_first_mention(bpe):
+    model = random_gpt(vocab_size=700, block_size=256, position="none")
+    tokens = np.concatenate([[bpe.eot_token, *encode_text(bpe, tale)] for tale in TALES[:9]])
+    found = apart.tales_figures(model, bpe, tokens, OFF._replace(separator=bpe.eot_token))
+    assert found["tales"] == 8  # the last one may be cut
+    bits, count = 0.0, 0
+    for tale in TALES[:8]:
+        ids = [bpe.eot_token, *encode_text(bpe, tale).tolist()]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]))[0].log_softmax(-1) / math.log(2)
+        position, seen = 0, 0
+        (kite,) = {tale[m.start : m.end] for m in apart.mentions(tale) if m.kind == "toy"}
+        for place in range(1, len(ids)):
+            text = bpe.decode([ids[place]])
+            if text == f" {kite}" and tale[position : position + len(text)] == text:
+                seen += 1
+                count += seen > 1
+                bits -= float(logits[place - 1, ids[place]]) if seen > 1 else 0
+            position += len(text)
+    assert found["words"]["toy"]["count"] == count
+    assert found["words"]["toy"]["bits"][0] == pytest.approx(bits / count, rel=1e-3)
+
+
+def saved(folder: Path, tokenizer=BYTE, **data) -> str:
+    model = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=257)
+    config = TrainConfig(model=model, data=DataConfig(**data))
+    save_checkpoint(folder / "run/checkpoints/step_1", model=GPT(model), tokenizer=tokenizer, config=config)
+    return str(folder / "run")
+
+
+@pytest.mark.slow
+def test_the_command_prints_what_it_writes_and_prints_it_again(tmp_path):
+    run = saved(tmp_path)
+    (tmp_path / "text.txt").write_text("a line of text\n" * 200)
+
+    def command(*arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, str(ROOT / "docs/apart.py"), *arguments], cwd=tmp_path, capture_output=True, text=True
+        )
+
+    done = command(run, "text.txt")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "| bits/byte more without | all tokens | seen before |" and "| L2 heads |" in done.stdout
+    file = tmp_path / "run/checkpoints/step_1.apart.json"
+    assert lines[-1].endswith("step_1.apart.json")
+    assert command(str(file)).stdout.splitlines() == lines[:-1]
+    for wrong in ((run, "text.txt", "more"), ("--mean",), (run, "mean=true")):
+        told = command(*wrong)
+        assert told.returncode == 1 and told.stderr.startswith("error: python docs/apart.py [RUN [TEXT]] is wanted")
+        assert told.stderr.count("\n") == 1
+
+
+def test_a_model_of_a_task_has_nats_per_answer(tmp_path):
+    run = saved(tmp_path, None, source="recall", task=dict(vocab_size=64, items=4))
+    figures = apart.take_apart(open_checkpoint(run))
+    assert figures["task"] == "recall" and "carried" not in figures
+    (first, *_) = apart.tables(figures)
+    assert first == "| nats/answer more without | answers |"
+    assert figures["loss"]["answers"][0] == pytest.approx(math.log(257), abs=0.5)
+
+
+def test_files_that_are_no_figures_are_refused_in_a_sentence(tmp_path, capsys):
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"a\.json has no figures of docs/apart\.py"):
+        apart.main(str(tmp_path / "a.json"))
+    with pytest.raises(SettingsError, match=r"missing\.json has no figures"):
+        apart.main(str(tmp_path / "missing.json"))
+
+
+def test_a_head_of_another_name_is_no_part():
+    assert str(Part(0, 1)) == "L1 H2" and apart.signed((-0.00001, 0.0001)) == "0.0000 ± 0.0001"
+    assert apart.signed((0.5, None), 2) == "+0.50" and apart.signed((-0.5, 0.25), 2) == "−0.50 ± 0.25"
+    assert apart.plain((math.nan, math.nan)) == "–"
