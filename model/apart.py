@@ -184,9 +184,9 @@ def means(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Part
 
 @torch.no_grad()
 def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[Stream]:
-    """Return the residual stream 2 L + 1 times: as embedded, then after each attention and each MLP.
+    """Return the residual streams: as embedded, then after each attention and each MLP.
 
-    model.logits() of one of them is what the model would predict if it ended there, for which it was not trained: the
+    There are 2 L + 1, each (B, T, C). model.logits() of one of them is what the model would predict if it ended there, for which it was not trained: the
     logit lens (nostalgebraist 2020, "interpreting GPT"). That of the last one is the model's own prediction.
     """
     found: list[Stream] = []
@@ -237,7 +237,7 @@ def contributions(
     targets: Tokens,
     doc_starts: DocStarts = None,
 ) -> dict[Part | str, Float[Tensor, "B T"]]:
-    """Return what each part adds to the logit of `targets` at each position, before logit_softcap.
+    """Return what each part adds to the logit of each target, before logit_softcap.
 
     Direct logit attribution (Elhage et al. 2021): the final norm divides all vectors by the scale of the whole stream,
     so that their sum is the logit. "embedding" is the part of the embedding, "bias" that of all biases.
