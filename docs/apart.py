@@ -585,12 +585,13 @@ def read_figures(file: Path) -> Figures:
 
 def roles(files: list[Path]) -> Iterator[str]:
     """Yield a table of the head that carries most of each fact, for each file that has facts."""
-    found = {file.name.split(".")[0]: read_figures(file) for file in files}
-    found = {name: figures for name, figures in found.items() if figures.get("carried")}
-    facts = [*dict.fromkeys(fact for figures in found.values() for fact in figures["carried"])]
+    found = [(file, read_figures(file)) for file in files]
+    found = [(file, figures) for file, figures in found if figures.get("carried")]
+    facts = [*dict.fromkeys(fact for _, figures in found for fact in figures["carried"])]
     rows = []
-    for name, figures in found.items():
-        row = [name]
+    for file, figures in found:
+        run = file.parents[1] if file.parent.name == "checkpoints" else file
+        row = [run.stem]
         for fact in facts:
             shares = figures["carried"].get(fact, {})
             heads = {part: each for part, each in shares.items() if " H" in part}

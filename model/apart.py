@@ -186,8 +186,9 @@ def means(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Part
 def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[Stream]:
     """Return the residual streams: as embedded, then after each attention and each MLP.
 
-    There are 2 L + 1, each (B, T, C). model.logits() of one of them is what the model would predict if it ended there, for which it was not trained: the
-    logit lens (nostalgebraist 2020, "interpreting GPT"). That of the last one is the model's own prediction.
+    There are 2 L + 1, each (B, T, C). model.logits() of one is what the model would predict if it ended there, for
+    which it was not trained: the logit lens (nostalgebraist 2020, "interpreting GPT"). That of the last is the model's
+    own prediction.
     """
     found: list[Stream] = []
 

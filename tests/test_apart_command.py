@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import math
 import re
 import subprocess
@@ -11,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from browser import browse, needs_browser
 from conftest import random_gpt
 
 from common.errors import SettingsError
@@ -302,3 +306,122 @@ def test_a_head_of_another_name_is_no_part():
     assert str(Part(0, 1)) == "L1 H2" and apart.signed((-0.00001, 0.0001)) == "0.0000 ± 0.0001"
     assert apart.signed((0.5, None), 2) == "+0.50" and apart.signed((-0.5, 0.25), 2) == "−0.50 ± 0.25"
     assert apart.plain((math.nan, math.nan)) == "–"
+
+
+def shown(*names: str) -> str:
+    """What the command prints of recorded figures."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        apart.main(*(str(RESULTS / f"{name}.json") for name in names))
+    return printed.getvalue()
+
+
+def recorded(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+PAGE = (ROOT / "docs/apart.md").read_text(encoding="utf-8")
+SEEDS = ("tales_1", "tales_2", "tales_3")
+
+
+def test_each_table_of_the_page_is_what_the_command_prints_of_the_recorded_runs():
+    printed = "".join(map(shown, ("tales_3", "induction", "induction_4_heads"))) + shown(*SEEDS)
+    tables = {table.strip() for table in printed.split("\n\n") if table.startswith("|")}
+    on_page = re.findall(r"(?:^\|.*\n)+", PAGE, re.MULTILINE)
+    unknown = [table for table in on_page if table.strip() not in tables]
+    assert len(on_page) == 11 and len(unknown) == 1 and unknown[0].startswith("| blue | red |")  # of the page's model
+
+
+def test_the_numbers_between_the_tables_are_those_of_the_recorded_runs():
+    text = " ".join(PAGE.split())
+    all_runs = [recorded(name) for name in SEEDS]
+    colours = []
+    for figures in all_runs:
+        carries = {part: share for part, (share, _) in figures["carried"]["colour"].items() if " H" in part}
+        (best,) = (part for part, share in carries.items() if share > 0.99)
+        bits, error = figures["words"]["colour"]["change"][best]
+        assert abs(bits - math.log2(6)) < 0.1 and error < 0.03
+        colours.append(apart.plain((bits, error), 2))
+        # One head carries half of each kind or more, none all of them.
+        heads = [part for part in figures["carried"]["colour"] if " H" in part]
+        for kind, shares in figures["carried"].items():
+            share, error = max(shares[head] for head in heads)
+            assert share > 0.5 - error, kind
+        assert not any(all(shares[head][0] > 0.5 for shares in figures["carried"].values()) for head in heads)
+    assert f"{colours[0]}, {colours[1]} and {colours[2]} bits more" in text
+    small = [f"{figures['change']['L1 MLP']['all tokens'][0]:.4f}" for figures in all_runs]
+    assert f"{small[0]}, {small[1]} and {small[2]} bits per byte" in text
+    lesson, one, four = recorded("tales_3"), recorded("induction"), recorded("induction_4_heads")
+    words = lesson["words"]["colour"]
+    assert f"the {words['count']} colours of {lesson['tales']} held-out stories" in text
+    assert f"a colour costs {apart.plain(words['change']['L2 H2'], 2)} bits more without this head" in text
+    assert f"Without L1 H2 a colour costs {apart.plain(words['change']['L1 H2'], 2)} bits more" in text
+    correlations = [f"{recorded(name)['rank_correlation'][0]:.2f}" for name in ("tales_3", "default")]
+    assert f"of {correlations[0]} in the median for these stories, and of {correlations[1]} for the default" in text
+    single = [each["answers"][0] for name, each in four["change"].items() if re.fullmatch(r"L2 H\d", name)]
+    assert max(single) < 0.035 and f"all four together cost {four['change']['L2 heads']['answers'][0]:.1f}" in text
+    assert f"ln 15 = {math.log(15):.2f} nats" in text
+    assert f"needs {one['change']['L1 H1']['answers'][0]:.1f}, for it" in text
+    treasure = lesson["carried"]["treasure"]["L2 H2"][0], lesson["looks"]["treasure"]["L2 H2"][0]
+    assert f"carries {treasure[0]:.2f} of the treasure, with {treasure[1]:.2f} of its weight" in text
+    heads = sum(lesson["carried"]["treasure"][f"L{layer} H{head}"][0] for layer in (1, 2) for head in (1, 2))
+    assert abs(heads - 1) < 0.03
+    default = recorded("default")
+    costs = [each["all tokens"][0] for name, each in default["change"].items() if re.fullmatch(r"L\d H\d", name)]
+    told = f"{min(costs):.3f} to {max(costs):.3f} bits per byte of {default['loss']['all tokens'][0]:.2f}"
+    assert told in text and len(costs) == 16
+
+
+@needs_browser
+def test_the_switches_of_the_gallerys_page_do_what_the_lesson_says(tmp_path):
+    page = tmp_path / "demo.html"
+    page.write_bytes((ROOT / "docs/gallery/demo.html").read_bytes())
+    script = """
+      while (!$("said").textContent) await new Promise(requestAnimationFrame);
+      const text = tokenizer.decode(places.slice(1).map(({id}) => id));
+      const last = word => places.findLastIndex(({id}) => tokenizer.decode([id]).trim() === word);
+      const without = (off, word) => {
+        const other = new Reading(model, tokenizer, new Set(off));
+        for (const {id} of places) other.read(id);
+        const likeliest = other.likeliest(other.chancesAt(last(word)), 7);
+        const shown = likeliest.map(([id, chance]) => [tokenizer.decode([id]).trim(), percent(chance)]);
+        return [shown, other.places[last(word)].bits];
+      };
+      const prompt = text.split('"Take this')[0].trimEnd();
+      const on = async off => (await tinygpt.generate(prompt, {temperature: 0, without: off})).text;
+      return {text, whole: without([], "red"), colour: without(["L2 H2"], "red"), kite: without(["L2 H2"], "kite"),
+        aunt: without(["L2 H1"], "aunt"), red: without(["L2 H1"], "red"), lost: without(["L1 H2"], "red"),
+        stories: [await on([]), await on(["L2 H2"]), await on(["L2 H1"]), await on(["L1 MLP"])]};"""
+    found = browse(page, script)
+    text = " ".join(PAGE.replace("\n> ", " ").replace("**", "").split())
+    story = re.search(r"(Once upon.*?together\.)", text)[1]
+    for piece in story.split(" … "):
+        assert piece in found["text"]
+    assert found["whole"][0][0] == ["red", "> 99 %"] and found["red"][0][0] == ["red", "> 99 %"]
+    head, shares = re.search(r"^\| (blue.*) \|\n\|.*\n\| (.*) \|$", PAGE, re.MULTILINE).groups()
+    chances = [*zip(head.split(" | "), shares.split(" | "), strict=True)]
+    for (name, share), (word, chance) in zip(chances[:6], found["colour"][0], strict=False):
+        assert name == word and abs(int(share[:-2]) - int(chance[:-2])) <= 1
+    assert found["colour"][0][6][1] == "< 0.1 %" == chances[6][1]
+    for kind, least, most in (("kite", 15, 20), ("aunt", 14, 20)):
+        percents = [int(chance[:-2]) for _, chance in found[kind][0][:6]]
+        assert least - 1 <= min(percents) and max(percents) <= most + 1 and found[kind][0][6][1] == "< 0.1 %"
+    assert found["lost"][0][0] == ["whistle", "> 99 %"] and round(found["lost"][1]) == 13
+    # The pieces of the four stories stand in them in their order.
+    lines = re.findall(r"- (?:with all parts|without L\d \w+): (.*?)(?= - with| ## 2)", text)
+    assert len(lines) == 4
+    for line, written in zip(lines, found["stories"], strict=True):
+        assert re.search(".*".join(map(re.escape, line.split(" … "))), written)
+
+
+@pytest.mark.slow
+def test_in_a_new_model_of_stories_one_head_carries_the_colour(tmp_path):
+    settings = ["data=tales", "seed=3", f"run_dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}"]
+    command = [sys.executable, str(ROOT / "train.py"), *settings]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    figures = apart.take_apart(open_checkpoint(str(tmp_path / "run")))
+    shares = {part: each for part, each in figures["carried"]["colour"].items() if " H" in part}
+    best = max(shares, key=lambda part: shares[part][0])
+    assert shares[best][0] > 0.9
+    assert abs(figures["words"]["colour"]["change"][best][0] - math.log2(6)) < 0.3
+    assert figures["change"]["L1 MLP"]["all tokens"][0] < 0.01
