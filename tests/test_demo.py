@@ -543,6 +543,12 @@ def test_switching_stops_writing_and_says_so_and_an_ended_task_starts_no_measure
       await until(() => isSwitched() && whole !== reading);
       await measurement();
       found.push([...reading.off], $("said").textContent.startsWith("Stopped: "));
+      // A text that is typed as a switch is pressed is read to its end.
+      switchOver("L1 MLP");
+      $("source").value = "a text that takes some time to read ".repeat(40);
+      await $("source").oninput();
+      found.push(places.length, isSwitched());
+      await measurement();
       // A press stops the measurement at any time.
       measured.effects.clear();
       startMeasuring();
@@ -556,7 +562,21 @@ def test_switching_stops_writing_and_says_so_and_an_ended_task_starts_no_measure
     )
     stopped, *found = browse(page, script)
     assert re.match(r"Stopped: \d+ tokens, \d+ tokens/s", stopped)
-    assert found == [False, True, True, True, False, ["L1 MLP"], True, "Stop measuring", True, False, True]
+    assert found == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        ["L1 MLP"],
+        True,
+        1 + 36 * 40,
+        True,
+        "Stop measuring",
+        True,
+        False,
+        True,
+    ]
 
 
 @needs_browser
