@@ -31,12 +31,10 @@ SETTINGS = {
     "narrow": dict(head_size=6, mlp="relu2", logit_softcap=5.0, attention="sdpa+window/delta", attention_window=5),
     "n-grams": dict(ngrams=[2], ngram_rows=50, position="alibi", norm="layernorm", bias=True),
 }
-EVERY = [
-    *SETTINGS,
-    *FORMS,
-    *(name if name.startswith("sdpa") else pytest.param(name, marks=pytest.mark.slow) for name in combinations()),
-]
-"""The settings above, every form, and every modifier on the forms that take it."""
+EVERY = dict.fromkeys((*SETTINGS, *FORMS), ())
+EVERY |= {name: () if name.startswith("sdpa+") else pytest.mark.slow for name in combinations()}
+"""The settings above, every form, and every modifier on the forms that take it, with their marks."""
+of_every = pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in EVERY.items()])
 
 
 def model_of(name: str) -> GPT:
@@ -55,7 +53,7 @@ def hooks(model: GPT) -> int:
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@of_every
 @torch.no_grad()
 def test_a_part_that_is_off_is_one_whose_output_weights_are_zero(name):
     model = model_of(name)
@@ -91,12 +89,14 @@ class Silent(torch.nn.Module):
         return torch.zeros_like(x) if self.bias is None else self.bias.expand_as(x)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@of_every
 @torch.no_grad()
 def test_all_heads_of_a_layer_off_are_its_attention_removed(name):
     model = model_of(name)
-    if "value_residual" in name + str(SETTINGS.get(name)):
-        pytest.skip("later layers take the values of an attention that is off, but not of one that is gone")
+    for block in model.blocks:
+        if "value_residual" in block.attention.modifiers:
+            # Later layers take the values of an attention that is off, but not of one that is gone.
+            block.attention.modifiers["value_residual"].mixture[1] = 0
     with without(model, *heads(model, 0)):
         found = model(TOKENS)
     bias = getattr(model.blocks[0].attention.o_proj, "bias", None)
@@ -113,7 +113,7 @@ def test_the_values_of_a_head_that_is_off_still_reach_later_layers():
     close(found, model(TOKENS))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@of_every
 @torch.no_grad()
 def test_contributions_sum_to_the_logit_and_writes_to_the_stream(name):
     model = model_of(name)
@@ -125,7 +125,7 @@ def test_contributions_sum_to_the_logit_and_writes_to_the_stream(name):
     close(sum(writes(model, TOKENS).values()), model.hidden(TOKENS), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@of_every
 @torch.no_grad()
 def test_a_run_patched_with_itself_is_unchanged_and_with_another_adds_what_that_one_adds(name):
     model = model_of(name)
@@ -163,7 +163,7 @@ def test_the_streams_begin_with_the_embedding_end_with_the_prediction_and_differ
 def test_a_text_is_written_without_the_parts_that_are_off_and_afterwards_with_all(name):
     settings = SETTINGS.get(name, {"attention": name})
     model = random_gpt(vocab_size=270, **settings)
-    prompt, params = [256, 5, 6], SamplingParams(max_new_tokens=8, temperature=0)
+    prompt, params = [256, 5, 6], SamplingParams(max_new_tokens=5, temperature=0)
     for others in ([], [[256, 9, 9, 7]]):  # one text on a CPU takes another way than two
         prompts = [prompt, *others]
         seeds = [1] * len(prompts)
@@ -269,8 +269,12 @@ def test_the_modes_of_a_model_and_its_parts_stay():
     assert [module.training for module in model.modules()] == modes
 
 
-def test_gradients_pass_through_edits():
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_gradients_pass_through_edits(recomputes):
     model = random_gpt()
+    model.train()
+    for block in model.blocks:
+        block.activation_checkpointing = recomputes
     with without(model, Part(0, 1)):
         model(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
     D = model.attentions[0].head_dim
@@ -278,6 +282,7 @@ def test_gradients_pass_through_edits():
     assert not gradient[:, D : 2 * D].any() and gradient[:, :D].any()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.usefixtures("unchecked")
 def test_parts_of_a_compiled_model_are_off_too():
@@ -350,8 +355,8 @@ def test_a_form_without_heads_is_refused_in_a_sentence():
 
 
 def test_every_form_and_modifier_is_among_the_tested():
-    names = [each for each in EVERY if isinstance(each, str)]
-    assert {part for name in names for part in name.split("+")} >= {*FORMS, *MODIFIERS}
+    at_once = [name for name, marks in EVERY.items() if marks == ()]
+    assert {part for name in at_once for part in name.split("+")} >= {*FORMS, *MODIFIERS}
 
 
 def test_two_models_are_taken_apart_by_themselves():
