@@ -1,4 +1,4 @@
-"""Take a trained model apart: what is lost without each head and each MLP, and what does each carry?
+"""Take a trained model apart: the cost of each head and MLP that is off, and its role.
 
     python docs/apart.py [RUN [TEXT]] [code=FILE]
     python docs/apart.py FILE.json …
@@ -105,7 +105,7 @@ def by_layer(model: GPT) -> list[list[Part]]:
 
 
 def variants(model: GPT) -> dict[str, list[Part]]:
-    """Return what is switched off together, by name: nothing, each part, the heads of each layer."""
+    """Return the parts that are off together, by name."""
     found: dict[str, list[Part]] = {"all": []} | {str(part): [part] for part in parts(model)}
     return found | {f"L{layer + 1} heads": heads for layer, heads in enumerate(by_layer(model)) if len(heads) > 1}
 
@@ -114,7 +114,9 @@ def variants(model: GPT) -> dict[str, list[Part]]:
 
 
 def text_figures(model: GPT, tokenizer: tiktoken.Encoding, tokens: np.ndarray, params: ScoringParams) -> Figures:
-    """Return the bits per byte that a text needs more without each part, evenly spaced windows of it."""
+    """Return the bits per byte that a text needs more without each part.
+
+    Of a long text evenly spaced windows are read."""
     # Choose the windows, and tell for each target its bytes, its document, and whether its window has shown it.
     T = min(model.config.block_size, len(tokens) - 1)
     windows = (len(tokens) - 1) // T
@@ -168,7 +170,9 @@ def shown_before(rows: np.ndarray, doc_starts: np.ndarray | None) -> np.ndarray:
 
 
 def ratio(values: np.ndarray, sizes: np.ndarray, clusters: np.ndarray, mask: np.ndarray) -> Figure:
-    """Return Σ values / Σ sizes over a mask, and its standard error over clusters, NaN for a single one."""
+    """Return Σ values / Σ sizes over a mask, and its standard error over clusters.
+
+    The error is NaN for a single cluster."""
     _, cluster = np.unique(clusters[mask], return_inverse=True)
     totals = np.bincount(cluster, values[mask])
     weights = np.bincount(cluster, sizes[mask])
@@ -216,7 +220,9 @@ def stages(model: GPT) -> list[str]:
 
 @torch.no_grad()
 def task_figures(model: GPT, inputs: Tensor, targets: Tensor) -> Figures:
-    """Return the nats per answer of a task, and how many more without each part, ± over sequences."""
+    """Return the nats per answer of a task, and those that it needs more without each part.
+
+    The errors are over sequences."""
     found = {}
     for name, off in variants(model).items():
         with without(model, *off):
@@ -259,10 +265,11 @@ class Pairs(NamedTuple):
 
 @torch.no_grad()
 def carried(model: GPT, pairs: Pairs) -> dict[str, Figure]:
-    """Return the share of the answer that each part carries over (Wang et al. 2022, activation patching).
+    """Return the share of the answer that each part carries: activation patching.
 
-    The sequence gets the part's result of the other one, at some positions. The share is that of the difference in
-    logit(other answer) - logit(own answer) between the two sequences: 0 if the answer stays, 1 if it is the other's.
+    (Wang et al. 2022.) The sequence gets the part's result of the other one, at some positions. The share is that of
+    the difference in logit(other answer) - logit(own answer) between the two sequences: 0 if the answer stays, 1 if it
+    is the other's.
     """
     N = torch.arange(len(pairs.ids))
 
@@ -291,7 +298,7 @@ def carried(model: GPT, pairs: Pairs) -> dict[str, Figure]:
 
 
 def induction_figures(model: GPT, inputs: Tensor) -> Figures:
-    """Return what each part carries of the two facts that answer data=induction, and where each head looks for them.
+    """Return the share of each part in both steps of data=induction, and each head's weights.
 
     which id           the id after the first mark is another one; results of the last position go over
     where the mark is  the first mark stands elsewhere; results of the two positions after these places go over, no id
@@ -387,7 +394,9 @@ def tales_figures(model: GPT, tokenizer: tiktoken.Encoding, tokens: np.ndarray, 
 def words_without(
     model: GPT, tokenizer: tiktoken.Encoding, whole: list[list[int]], tales: list[str], params: ScoringParams
 ) -> dict[str, Any]:
-    """Return by kind the number of words that were there before, and the bits that one needs more without each part."""
+    """Return by kind of word the bits that a word needs more without each part.
+
+    A word counts if its tale has named it before."""
     # The places of these words, as (tale, target, kind).
     rows = pad(whole, tokenizer.eot_token).numpy()
     kind_of = np.full((len(whole), rows.shape[1] - 1), "", dtype=object)
