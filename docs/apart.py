@@ -147,7 +147,7 @@ def text_figures(model: GPT, tokenizer: tiktoken.Encoding, tokens: np.ndarray, p
     single = [str(part) for part in parts(model)]
     effects = np.stack([(nats[name] - whole).mean(1) for name in single], 1)  # (W, parts)
     correlations = [rank_correlation(window, effects.mean(0)) for window in effects]
-    quantiles = np.quantile(correlations, (0.5, 0.05)).tolist() if len(single) > 2 else None
+    quantiles = np.quantile(correlations, (0.5, 0.05)).tolist() if len(single) > 2 and count > 1 else None
     return {
         "tokens": int(whole.size),
         "loss": loss,
@@ -183,7 +183,7 @@ def ratio(values: np.ndarray, sizes: np.ndarray, clusters: np.ndarray, mask: np.
     if count < 2:
         return float(mean), math.nan
     residuals = totals - mean * weights
-    error = math.sqrt((residuals**2).sum() * count / (count - 1)) / weights.sum()
+    error = math.sqrt((residuals**2).sum() * count / (count - 1)) / abs(weights.sum())
     return float(mean), float(error)
 
 
@@ -269,7 +269,7 @@ def carried(model: GPT, pairs: Pairs) -> dict[str, Figure]:
 
     (Wang et al. 2022.) The sequence gets the part's result of the other one, at some positions. The share is that of
     the difference in logit(other answer) - logit(own answer) between the two sequences: 0 if the answer stays, 1 if it
-    is the other's.
+    is the other's. It is NaN if the model does not tell the two apart, to three standard errors.
     """
     N = torch.arange(len(pairs.ids))
 
@@ -279,6 +279,9 @@ def carried(model: GPT, pairs: Pairs) -> dict[str, Figure]:
 
     own = difference(pairs.ids)
     gap = (difference(pairs.other) - own).double().numpy()
+    mean_gap, error = mean_of(gap)
+    if not mean_gap > 3 * error:
+        return {name: (math.nan, math.nan) for name in variants(model) if name != "all"}
     replacements = results(model, pairs.other)
 
     def patch(part: Part) -> Edit:
@@ -375,6 +378,8 @@ def tales_figures(model: GPT, tokenizer: tiktoken.Encoding, tokens: np.ndarray, 
     borders = np.flatnonzero(tokens == tokenizer.eot_token)
     whole = [tokens[start:end].tolist() for start, end in pairwise(borders)]
     whole = [ids for ids in whole if len(ids) <= model.config.block_size + 1][:TALES]
+    if not whole:
+        return {}
     tales = [tokenizer.decode(ids[1:]) for ids in whole]
     figures: Figures = {"tales": len(tales), "words": words_without(model, tokenizer, whole, tales, params)}
 
@@ -543,7 +548,7 @@ def tables(figures: Figures) -> Iterator[str]:
             for kind, each in words.items()
         ]
         yield from table(["bits/word more without", "words", "(all parts)", *names], rows)
-    if "carried" in figures:
+    if figures.get("carried"):
         rows = [[fact, *(plain(each[name], 2) for name in names)] for fact, each in figures["carried"].items()]
         yield from table(["share of the answer carried by", *names], rows)
     where = "the earlier mentions" if "words" in figures else "the id, and on the mark from the id after it"
@@ -603,7 +608,7 @@ def roles(files: list[Path]) -> Iterator[str]:
         row = [run.stem]
         for fact in facts:
             shares = figures["carried"].get(fact, {})
-            heads = {part: each for part, each in shares.items() if " H" in part}
+            heads = {part: each for part, each in shares.items() if " H" in part and finite(each[0]) is not None}
             best = max(heads, key=lambda part: heads[part][0], default="")
             row.append(f"{best} {plain(heads[best], 2)}" if best else "–")
         rows.append(row)

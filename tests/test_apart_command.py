@@ -121,6 +121,7 @@ def test_the_error_over_documents_is_that_of_an_evaluation():
     mean, error = apart.ratio(values, np.ones(50), np.arange(50), np.ones(50, dtype=bool))
     assert (mean, error) == pytest.approx((values.mean(), values.std(ddof=1) / 50**0.5))
     assert apart.mean_of(values) == pytest.approx((mean, error))
+    assert apart.ratio(values, -np.ones(50), np.arange(50), np.ones(50, dtype=bool)) == pytest.approx((-mean, error))
 
 
 def test_a_rank_correlation_is_that_of_the_ranks():
@@ -136,7 +137,9 @@ def test_the_share_that_a_part_carries_is_that_of_a_hook_of_ones_own():
     other = ids.clone()
     other[:, 3] = (other[:, 3] + 7) % 60
     answers = torch.tensor([8, 7, 6, 8, 5])
-    own_answer, other_answer = torch.arange(5), torch.arange(5) + 20
+    # The answers that the two sequences tell apart best, as a trained model does.
+    changes = (model(other) - model(ids))[torch.arange(5), answers]
+    own_answer, other_answer = changes.argmin(-1), changes.argmax(-1)
     pairs = apart.Pairs(ids, other, answers[:, None], answers, own_answer, other_answer)
     found = apart.carried(model, pairs)
 
@@ -165,7 +168,15 @@ def test_the_share_that_a_part_carries_is_that_of_a_hook_of_ones_own():
         share = (difference(model(ids)) - own).sum() / gap.sum()
         handle.remove()
         assert found[name][0] == pytest.approx(float(share), abs=1e-4)
+        assert found[name][1] > 0
     assert [*found] == [*(name for name in apart.variants(model) if name != "all")]
+    # A model that does not tell the two apart carries nothing that could be shared out.
+    for unclear in (
+        pairs._replace(own_answer=other_answer),
+        pairs._replace(own_answer=other_answer, other_answer=own_answer),
+    ):
+        unknown = apart.carried(model, unclear)
+        assert [*unknown] == [*found] and all(math.isnan(value) for figure in unknown.values() for value in figure)
 
 
 def test_a_pair_of_one_sequence_carries_nothing_and_the_facts_of_induction_move():
@@ -253,6 +264,18 @@ def test_the_bits_of_a_word_are_those_of_its_tokens_after_its_first_mention(bpe)
             position += len(text)
     assert found["words"]["toy"]["count"] == count
     assert found["words"]["toy"]["bits"][0] == pytest.approx(bits / count, rel=1e-3)
+
+
+def test_a_text_too_short_for_a_figure_goes_without_it(bpe):
+    model = random_gpt(vocab_size=700)
+    tokens = np.concatenate([[bpe.eot_token, *encode_text(bpe, tale)] for tale in TALES[:3]])
+    params = OFF._replace(separator=bpe.eot_token)
+    assert apart.tales_figures(model, bpe, tokens, params) == {}  # no tale fits into 16 tokens
+    figures = apart.text_figures(model, bpe, tokens[:3], params)
+    assert figures["tokens"] == 2 and figures["rank_correlation"] is None
+    printed = [*apart.tables(figures | {"carried": {}})]
+    assert printed[2].startswith("| (all parts) | ") and not any("share" in line or "rank" in line for line in printed)
+    assert printed[2].endswith(" | – |")  # nothing was there before
 
 
 def saved(folder: Path, tokenizer=BYTE, **data) -> str:
