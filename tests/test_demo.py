@@ -391,6 +391,7 @@ def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_aga
       await measurement();
       const ofToken = button.lastChild.textContent;
       const again = [...measured.effects.get("L2 H3")].slice(1);
+      const beside = [...measured.effects.get("L1 MLP")].slice(1);  // L2 H3 stays off
       const rows = places.slice(1).map((place, i) => {
         choose(i + 1);
         return [...$("likely").rows].find(row => row.cells[0].textContent === nameOf(place.id))?.cells[2].textContent;
@@ -408,8 +409,8 @@ def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_aga
       const written = ids();
       $("all").click();
       await until(() => whole === reading);
-      return {before, effects, pointed, changed, on, off, struck, ofToken, again, rows, best, written, back: bits(),
-        colour: $("colour").value, status: $("without").textContent};"""
+      return {before, effects, pointed, changed, on, off, struck, ofToken, again, beside, rows, best, written,
+        back: bits(), colour: $("colour").value, status: $("without").textContent};"""
     )
     found = browse(page, script)
     (tokens, surprise, disabled), (same, less, *shown) = found["before"], found["off"]
@@ -433,6 +434,7 @@ def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_aga
     wanted = nats(part) - nats()
     close(torch.tensor(found["effects"]), wanted, rtol=0, atol=2e-3)
     close(torch.tensor(found["again"]), wanted, rtol=0, atol=2e-3)
+    close(torch.tensor(found["beside"]), nats(part, Part(0)) - nats(part), rtol=0, atol=2e-3)
     bits = f"{wanted[4]:+.2f}".replace("-", "−")
     assert found["ofToken"] == ("0.00" if abs(wanted[4]) < 0.005 else bits)
     assert found["on"][0] == "true" and re.fullmatch(r"H3 [+−]?\d\.\d\d bits of L2", found["on"][1])
