@@ -55,8 +55,8 @@ def parts(model: GPT) -> list[Part]:
     heads.
     """
     found = []
-    for layer, attention in enumerate(model.attentions):
-        found += [Part(layer, head) for head in range(heads_of(attention))]
+    for layer, block in enumerate(model.blocks):
+        found += [Part(layer, head) for head in range(heads_of(block.attention))]
         found.append(Part(layer))
     return found
 
@@ -220,7 +220,7 @@ def writes(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Par
         found[part] = result
         if part.head is None:
             continue
-        o_proj: Any = model.attentions[part.layer].o_proj
+        o_proj: Any = model.blocks[part.layer].attention.o_proj
         D = result.shape[-1]
         if not isinstance(o_proj, nn.Identity):
             columns = o_proj.weight[:, part.head * D : (part.head + 1) * D]  # (C, D)
