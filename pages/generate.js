@@ -2,29 +2,36 @@
 
 const LIKELY = 10;  // predictions for a token
 
-// A text as the model reads it, token by token. `chances` (V) and `likely` predict the next token. A place is a token:
+// A text as the model reads it, token by token. `chances` (V) predict the next token. A place is a token:
 //
-// id      of the token
-// bits    its surprise; null for the first token
-// likely  the predictions for it, [id, probability] in descending order
-// start   the first place of its context
-// heads   for each head the attention weights (S) of its context
+// id       of the token
+// bits     its surprise; null for the first token
+// start    the first place of its context
+// heads    for each head the attention weights (S) of its context
+// streams  the residual stream (C) as embedded, then after each attention and each MLP
 class Reading {
-  constructor(model, tokenizer) {
+  // off: the names of the parts without which the model reads.
+  constructor(model, tokenizer, off = new Set()) {
     this.model = model;
     this.tokenizer = tokenizer;
+    this.off = off;
+    this.reads = 0;
+    this.spent = 0;  // milliseconds
     this.places = [];
     this.fill(0, 0);
   }
 
   // Read one more token. When the context is full, its last half is read again.
   read(id) {
+    const began = performance.now();
     const {block_size} = this.model.config;
     const bits = this.chances ? -Math.log2(this.chances[id]) : null;
-    const count = this.places.push({id, bits, likely: this.likely ?? []});
+    const count = this.places.push({id, bits});
     const half = Math.max(1, Math.floor(block_size / 2));
     if (count - this.start > block_size) this.fill(count - half, count - 1);
     this.predict();
+    this.reads++;
+    this.spent += performance.now() - began;
   }
 
   // Take back all tokens but the first `count`.
@@ -39,22 +46,33 @@ class Reading {
   // Begin a context with the tokens from `start` to before `end`.
   fill(start, end) {
     this.start = start;
-    this.cache = this.model.cache();
+    this.cache = this.model.cache(this.off);
     for (const {id} of this.places.slice(start, end)) this.model.forward(id, this.cache);
   }
 
   // Read the last token, and predict the next one.
   predict() {
     const place = this.places.at(-1);
-    const {logits, heads} = this.model.forward(place.id, this.cache);
-    Object.assign(place, {start: this.start, heads});
+    const {logits, heads, streams} = this.model.forward(place.id, this.cache);
+    Object.assign(place, {start: this.start, heads, streams});
     this.logits = logits;
     this.chances = softmax(new Float64Array(logits));
     if (!isFinite(sum(logits))) throw new RangeError("The model's logits are not finite.");
-    const least = this.chances.toSorted().at(-LIKELY) ?? 0;
-    const ids = [...logits.keys()].filter(id => this.chances[id] >= least && this.tokenizer.has(id));
-    ids.sort((one, other) => this.chances[other] - this.chances[one]);
-    this.likely = ids.slice(0, LIKELY).map(id => [id, this.chances[id]]);
+  }
+
+  // The chances (V) of the token at a place, or of the one after the text. stream: the number of an earlier residual
+  // stream, for the chances if the model ended there.
+  chancesAt(place, stream = -1) {
+    return softmax(new Float64Array(this.model.logits(this.places[place - 1].streams.at(stream))));
+  }
+
+  // The likeliest of some chances, [id, chance] in descending order; an id without a text is never written.
+  likeliest(chances, count = LIKELY) {
+    const known = chances.map((chance, id) => (this.tokenizer.has(id) ? chance : -1));
+    const least = Math.max(0, known.toSorted().at(-count) ?? 0);
+    const ids = [...known.keys()].filter(id => known[id] >= least);
+    ids.sort((one, other) => chances[other] - chances[one]);
+    return ids.slice(0, count).map(id => [id, chances[id]]);
   }
 
   // Write up to `max_new_tokens` more tokens, and yield the id of each. Returns "end" if the model ended the document, or

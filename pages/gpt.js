@@ -108,8 +108,8 @@ function softmax(scores, nothing = []) {
 }
 
 // Attention of one layer (Vaswani et al. 2017): the token at `position` gathers from the tokens before it, and itself.
-// cache: keys and values of this layer by position; shared: values that layers hand to later ones. Returns a change to
-// the residual stream (C), and for each head the weights (S).
+// cache: keys and values of this layer by position, and the heads that are off; shared: values that layers hand to later
+// ones. Returns a change to the residual stream (C), and for each head the weights (S).
 function attention(layer, x, position, cache, shared) {
   const {heads: H, kv_heads: Hkv, head_dim: D, modifiers} = layer;
   const S = position + 1;
@@ -162,6 +162,9 @@ function attention(layer, x, position, cache, shared) {
 
   // Finish: modifiers of each head's result.
   for (const {finish, own} of modifiers) finish?.(own, {...call, values: shares(v)});
+
+  // A head that is off adds nothing: model/apart.py.
+  for (const h of cache.off) call.y[h].fill(0);
 
   // Merge the heads, (H · D) -> (C).
   return {change: linear(layer.o_proj, merged), weights};
@@ -249,14 +252,29 @@ class GPT {
     });
   }
 
-  // An empty cache: the ids so far, and rows by position for each layer.
-  cache() {
-    return {ids: [], layers: this.blocks.map(() => ({keys: [], values: [], unshifted: [], forgotten: [], faded: []}))};
+  // The names of the heads and MLPs of each layer: [["L1 H1", "L1 H2", "L1 MLP"], …].
+  get parts() {
+    return this.blocks.map(({attention}, i) => {
+      const heads = Array.from({length: attention.heads}, (_, h) => `L${i + 1} H${h + 1}`);
+      return [...heads, `L${i + 1} MLP`];
+    });
   }
 
-  // Read one more token. Returns the logits (V) of the next one, and the attention weights (S) of the heads of all layers.
+  // An empty cache: the ids so far, and for each layer rows by position, and its parts that are off. These belong to the
+  // cache because its later rows depend on them. off: a set of names.
+  cache(off = new Set()) {
+    const layers = this.parts.map(names => ({
+      keys: [], values: [], unshifted: [], forgotten: [], faded: [],
+      off: [...names.keys()].filter(h => h < names.length - 1 && off.has(names[h])),
+      hasMlp: !off.has(names.at(-1)),
+    }));
+    return {ids: [], layers};
+  }
+
+  // Read one more token. Returns the logits (V) of the next one, the attention weights (S) of the heads of all layers, and
+  // the residual stream (C) as embedded, then after each attention and each MLP.
   forward(id, cache) {
-    const {n_embd: C, norm_eps, mlp: kind, logit_softcap: cap, ngrams, position: positions} = this.config;
+    const {n_embd: C, norm_eps, mlp: kind, ngrams, position: positions} = this.config;
     const norm = NORMS[this.config.norm];
     const position = cache.ids.push(id) - 1;
     let x = row(this.token_embedding.weight, id, C);
@@ -265,16 +283,24 @@ class GPT {
 
     // Each block adds to the residual stream: attention gathers from other tokens, the MLP looks at one.
     const shared = {};
+    const streams = [x];
     const heads = this.blocks.flatMap((block, i) => {
       const normed = norm(block.attention_norm, x, norm_eps);
       const {change, weights} = attention(block.attention, normed, position, cache.layers[i], shared);
       x = add(x, change);
-      x = add(x, mlp(block.mlp, norm(block.mlp_norm, x, norm_eps), kind));
+      streams.push(x);
+      if (cache.layers[i].hasMlp) x = add(x, mlp(block.mlp, norm(block.mlp_norm, x, norm_eps), kind));
+      streams.push(x);
       return weights;
     });
+    return {logits: this.logits(x), heads, streams};
+  }
 
-    const logits = linear(this.lm_head, norm(this.final_norm, x, norm_eps));
-    return {logits: cap ? logits.map(logit => cap * Math.tanh(logit / cap)) : logits, heads};
+  // The logits (V) of a residual stream (C); of an earlier one the logit lens (nostalgebraist 2020).
+  logits(x) {
+    const {norm, norm_eps, logit_softcap: cap} = this.config;
+    const logits = linear(this.lm_head, NORMS[norm](this.final_norm, x, norm_eps));
+    return cap ? logits.map(logit => cap * Math.tanh(logit / cap)) : logits;
   }
 
   // The sum of a row for each n, at the hash of the last n ids: model/ngrams.py.

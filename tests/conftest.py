@@ -43,7 +43,9 @@ register_schema({})
 CHECKED = {
     f"test_{name}.py" for name in ("cache", "chunked", "cpu", "families", "field", "field_2026", "functions", "fused")
 }
-CHECKED |= {f"test_{name}.py" for name in ("gpt", "heads", "layer", "ngrams", "recurrent", "rope", "types", "windows")}
+CHECKED |= {
+    f"test_{name}.py" for name in ("apart", "gpt", "heads", "layer", "ngrams", "recurrent", "rope", "types", "windows")
+}
 PRESETS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 # The tests run on all cores side by side, each on one: threads that wait for each other are slower.

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from browser import AXE, Browser, browse, data_of, needs_axe, needs_browser
-from conftest import random_gpt, run_here, split_patterns, tokens_drawn
+from conftest import close, random_gpt, run_here, split_patterns, tokens_drawn
 
 import pages.demo
 from common.errors import SettingsError
@@ -23,6 +23,7 @@ from data.tokenizer import END_OF_TEXT, encode_text, make_tokenizer, train_bpe
 from export import ExportConfig
 from generation.config import SamplingParams
 from generation.generate import encode_prompt
+from model.apart import Part, parts, streams, without
 from model.config import MLPS, NORMS, GPTConfig
 from model.gpt import GPT
 from model.heads import for_each_layer
@@ -92,6 +93,35 @@ def test_the_page_writes_as_sample_py_does_and_its_logits_and_weights_are_the_mo
     torch.testing.assert_close(torch.tensor(heads), maps, rtol=0, atol=1e-4)
 
 
+@needs_browser
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_page_without_each_part_after_each_and_without_all_computes_as_torch(name, tmp_path):
+    model, page = random_gpt(vocab_size=270, **CONFIGS[name]), tmp_path / "demo.html"
+    write_demo(page, model)
+    ids = [256, *b"all of a window"]
+    script = f"""
+      const last = off => [...tinygpt.logits({ids}, {{without: off}})];
+      const cache = model.cache();
+      const {{streams}} = {ids}.map(id => model.forward(id, cache)).at(-1);
+      return [names, names.map(name => last([name])), last(names), streams.map(stream => [...model.logits(stream)])];"""
+    names, each, nothing, lens = browse(page, script)
+    tokens = torch.tensor([ids])
+
+    def last(*off: Part) -> torch.Tensor:
+        with torch.no_grad(), without(model, *off):
+            return model(tokens)[0, -1]
+
+    assert names == [str(part) for part in parts(model)]
+    whole = last()
+    for part, logits in zip(parts(model), each, strict=True):
+        close(torch.tensor(logits), last(part), rtol=0, atol=1e-4)
+        assert not torch.allclose(last(part), whole, atol=1e-3)
+    close(torch.tensor(nothing), last(*parts(model)), rtol=0, atol=1e-4)
+    with torch.no_grad():
+        for logits, stream in zip(lens, streams(model, tokens), strict=True):
+            close(torch.tensor(logits), model.logits(stream)[0, -1], rtol=0, atol=1e-4)
+
+
 def drawn_models(count: int) -> Iterator[GPT]:
     """Models that a page can compute, with settings drawn at random."""
     rng = random.Random(1)
@@ -125,23 +155,33 @@ def drawn_models(count: int) -> Iterator[GPT]:
 def test_random_models_are_computed_on_a_page_as_in_torch_at_each_token(tmp_path):
     page, other, ids = tmp_path / "demo.html", tmp_path / "other.html", [256, *b"all of a window"]
     write_demo(page, random_gpt(vocab_size=270))
-    script = """(other, ids) => {
+    script = """(other, ids, off) => {
       const tensors = Object.entries(other.weights);
       const unpacked = tensors.map(([name, packed]) => [name, new Float32Array(bytes(packed).buffer)]);
       const model = new GPT(other, Object.fromEntries(unpacked));
       const cache = model.cache();
       const all = ids.map(id => model.forward(id, cache));
       const padded = weights => [...weights, ...Array(ids.length - weights.length).fill(0)];
-      return [all.map(({logits}) => [...logits]), all.map(({heads}) => heads.map(padded))];
+      const some = model.cache(new Set(off));
+      return [
+        all.map(({logits}) => [...logits]), all.map(({heads}) => heads.map(padded)),
+        ids.map(id => [...model.forward(id, some).logits]), all.map(({streams}) => [...model.logits(streams[3])]),
+      ];
     }"""
-    wrong = []
+    wrong, draw = [], random.Random(2)
     with Browser(page) as browser, torch.no_grad():
         for model in drawn_models(60):
             write_demo(other, model)
-            logits, heads = browser.run(f"({script})({json.dumps(data_of(other))}, {ids})")
+            off = draw.sample(parts(model), draw.randint(1, len(parts(model))))
+            asked = f"{json.dumps(data_of(other))}, {ids}, {[str(part) for part in off]}"
+            logits, heads, without_some, lens = browser.run(f"({script})({asked})")
             maps = torch.cat(for_each_layer(model, torch.tensor([ids]), lambda weights: weights[0]))
             error = (torch.tensor(logits) - model(torch.tensor([ids]))[0]).abs().max()
             map_error = (torch.tensor(heads).transpose(0, 1) - maps).abs().max()
+            with without(model, *off):
+                error = max(error, (torch.tensor(without_some) - model(torch.tensor([ids]))[0]).abs().max())
+            after = model.logits(streams(model, torch.tensor([ids]))[3])[0]  # the second layer's attention
+            error = max(error, (torch.tensor(lens) - after).abs().max())
             if max(error, map_error) > 1e-4:
                 wrong.append((model.config, error, map_error))
     assert wrong == []
@@ -300,12 +340,327 @@ def test_a_finished_text_says_so_and_can_be_written_once_more(tmp_path):
       $("again").click();
       await finished();
       const count = places.length;
-      reading.likely = [[tokenizer.end, 0.5], [97, 0.2]];
+      reading.likeliest = () => [[tokenizer.end, 0.5], [97, 0.2]];
       choose(null);
       return [said, count, $("likely").rows.length, $("likely").querySelectorAll("button").length];"""
     said, count, rows, buttons = browse(page, script)
     assert said.startswith("0 tokens. The model ended the text: clear it to begin another, or delete a part of it")
     assert 3 < count <= 15 and (rows, buttons) == (2, 1), "after <|endoftext|> nothing is written on"
+
+
+# Wait until something holds; the measurement of a slow machine waits for a press.
+WAIT = """
+  const until = async holds => { while (!holds()) await new Promise(requestAnimationFrame); };
+  const said = () => until(() => $("said").textContent);
+  const measurement = async () => {
+    if (!isMeasured() && !isMeasuring()) startMeasuring();
+    await until(isMeasured);
+  };
+  const bits = () => places.slice(1).map(({bits}) => bits);
+  const ids = () => places.map(({id}) => id);
+  const switchOver = name => switches[names.indexOf(name)].click();
+  await said();
+"""
+
+
+@needs_browser
+def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_again(tmp_path):
+    model, page = random_gpt(vocab_size=257), tmp_path / "demo.html"
+    write_demo(page, model)
+    script = (
+        WAIT
+        + """
+      $("colour").value = "surprise";
+      await measurement();
+      const before = [ids(), bits(), $("change").disabled];
+      const effects = [...measured.effects.get("L2 H3")].slice(1);
+      const tintOf = ({style}) => [style.getPropertyValue("--tint"), style.getPropertyValue("--share")];
+      const tints = () => [...spans].map(tintOf);
+      pointPart("L2 H3");
+      const pointed = tints();
+      pointPart();
+      const button = switches[names.indexOf("L2 H3")];
+      const on = [button.ariaPressed, button.ariaLabel];
+      button.click();
+      await until(() => whole !== reading);
+      const changed = tints();
+      choose(5);
+      const shown = ["columns", "without"].map(id => $(id).textContent);
+      const off = [ids(), bits(), button.ariaPressed, $("colour").value, ...shown];
+      const struck = $("heads").querySelectorAll("[text-decoration]").length;
+      await measurement();
+      const ofToken = button.lastChild.textContent;
+      const again = [...measured.effects.get("L2 H3")].slice(1);
+      const beside = [...measured.effects.get("L1 MLP")].slice(1);  // L2 H3 stays off
+      const rows = places.slice(1).map((place, i) => {
+        choose(i + 1);
+        return [...$("likely").rows].find(row => row.cells[0].textContent === nameOf(place.id))?.cells[2].textContent;
+      });
+      const best = places.slice(1).map((place, i) => {
+        choose(i + 1);
+        return [...$("likely").rows].map(row => row.cells[2].textContent);
+      });
+      choose(null);
+      $("max_new_tokens").value = 8;
+      $("temperature").value = 0;
+      $("said").textContent = "";
+      $("write").click();
+      await said();
+      const written = ids();
+      $("all").click();
+      await until(() => whole === reading);
+      return {before, effects, pointed, changed, on, off, struck, ofToken, again, beside, rows, best, written,
+        back: bits(), colour: $("colour").value, status: $("without").textContent};"""
+    )
+    found = browse(page, script)
+    (tokens, surprise, disabled), (same, less, *shown) = found["before"], found["off"]
+    part = Part(1, 2)
+
+    def nats(*off: Part) -> torch.Tensor:
+        # The page reads windows as sample.py does: the last half again when one is full.
+        with torch.no_grad(), without(model, *off):
+            found = []
+            start = 0
+            for place in range(1, len(tokens)):
+                if place - start > 16:
+                    start = place - 8
+                logits = model(torch.tensor([tokens[start:place]]))[0, -1]
+                found.append(-logits.log_softmax(-1)[tokens[place]])
+        return torch.stack(found) / torch.log(torch.tensor(2.0))
+
+    close(torch.tensor(surprise), nats(), rtol=0, atol=1e-3)
+    close(torch.tensor(less), nats(part), rtol=0, atol=1e-3)
+    assert same == tokens and disabled
+    wanted = nats(part) - nats()
+    close(torch.tensor(found["effects"]), wanted, rtol=0, atol=2e-3)
+    close(torch.tensor(found["again"]), wanted, rtol=0, atol=2e-3)
+    close(torch.tensor(found["beside"]), nats(part, Part(0)) - nats(part), rtol=0, atol=2e-3)
+    bits = f"{wanted[4]:+.2f}".replace("-", "−")
+    assert found["ofToken"] == ("0.00" if abs(wanted[4]) < 0.005 else bits)
+    assert found["on"][0] == "true" and re.fullmatch(r"H3 [+−]?\d\.\d\d bits of L2", found["on"][1])
+    mean = [each.mean() for each in (nats(part), nats())]
+    status = f"Without L2 H3 a token takes {mean[0]:.2f} bits, with all parts {mean[1]:.2f}."
+    assert shown == ["false", "change", "tokenwithout L2 H3with all", status] and found["struck"] == 1
+    # The tint of a part that is pointed at is that of the change when it is off: orange for more bits, green for fewer.
+    assert found["pointed"] == found["changed"]
+    for (colour, share), change in zip(found["changed"][1:], wanted.tolist(), strict=True):
+        assert abs(float(share[:-1]) - min(100, abs(change) / 6 * 100)) < 1
+        assert abs(change) < 0.01 or colour == ("var(--hot)" if change > 0 else "var(--good)")
+    # The token itself and the likeliest with all parts are in the table, also where they are not among the ten.
+    for shown, rows, bits in zip(found["rows"], found["best"], surprise, strict=True):
+        assert abs(shown_share(shown) - 2**-bits) < 0.006
+        assert len(rows) >= 10 and max(map(shown_share, rows)) >= 2**-bits - 0.006
+    assert max(map(len, found["best"])) == 12
+    with torch.no_grad(), without(model, part):
+        assert found["written"] == tokens + written_on(model, tokens, 8)
+    close(torch.tensor(found["back"][: len(surprise)]), torch.tensor(surprise), rtol=0, atol=1e-6)
+    assert found["colour"] == "surprise" and found["status"] == ""
+
+
+def written_on(model: GPT, tokens: list[int], count: int) -> list[int]:
+    """The likeliest tokens, one after the other, of a text whose last half is read again when a window is full."""
+    ids = [*tokens]
+    start = 0
+    for place in range(1, len(tokens) + count):
+        if place - start > 16:
+            start = place - 8
+        if place >= len(tokens):
+            ids.append(int(model(torch.tensor([ids[start:place]]))[0, -1].argmax()))
+            if ids[-1] == 256:
+                return ids[len(tokens) : -1]
+    return ids[len(tokens) :]
+
+
+@needs_browser
+def test_layer_by_layer_is_the_guess_after_each_part_and_never_an_id_without_a_text(tmp_path):
+    model, page = random_gpt(vocab_size=270, logit_softcap=5.0), tmp_path / "demo.html"
+    model.lm_head.weight.data[260:] *= 20  # ids without a text are the likeliest
+    write_demo(page, model)
+    script = (
+        WAIT
+        + """
+      $("source").value = "abcdef";
+      await $("source").oninput();
+      const texts = row => [...row.cells].map(cell => cell.textContent);
+      const rows = () => [...$("layers").querySelectorAll("tr")].map(texts);
+      choose(0);
+      const hidden = $("layers").hidden;
+      choose(4);
+      return [hidden, rows(), (choose(null), rows())];"""
+    )
+    hidden, chosen, after = browse(page, script)
+    stages = ["embedding", "L1 attention", "L1 MLP", "L2 attention", "L2 MLP"]
+    assert hidden and chosen[0] == ["after", "guess", "chance", "of “d”"] and after[0] == ["after", "guess", "chance"]
+    for rows, ids in ((chosen, [256, *b"abc"]), (after, [256, *b"abcdef"])):
+        assert [row[0] for row in rows[1:]] == stages
+        for row, stream in zip(rows[1:], streams(model, torch.tensor([ids])), strict=True):
+            with torch.no_grad():
+                chances = model.logits(stream)[0, -1].softmax(-1)
+            best = chances[:257].argmax()
+            assert abs(shown_share(row[2]) - chances[best]) < 0.006
+            if rows is chosen:
+                assert abs(shown_share(row[3]) - chances[ord("d")]) < 0.006
+
+
+def shown_share(text: str) -> float:
+    return float(text.strip("<> %")) / 100
+
+
+@needs_browser
+def test_a_large_model_has_a_row_of_each_layer_alone(tmp_path):
+    page = tmp_path / "demo.html"
+    write_demo(page, random_gpt(vocab_size=257, n_layer=7, n_head=1))
+    script = WAIT + "return [...$('layers').querySelectorAll('tbody th')].map(cell => cell.textContent);"
+    assert browse(page, script) == ["embedding", *(f"L{i}" for i in range(1, 8))]
+
+
+@needs_browser
+def test_switching_stops_writing_and_says_so_and_an_ended_task_starts_no_measurement(tmp_path):
+    page = tmp_path / "demo.html"
+    write_demo(page, random_gpt(vocab_size=257))
+    script = (
+        WAIT
+        + """
+      Reading.prototype.sample = () => 97;  // a text without an end
+      $("max_new_tokens").value = 100000;
+      $("said").textContent = "";
+      $("write").click();
+      await until(() => places.length > 30);
+      switchOver("L1 H1");
+      const stopped = $("said").textContent;
+      await until(() => whole !== reading && isSwitched());
+      await measurement();
+      const found = [stopped, $("write").disabled, places.length > 30, isSwitched()];
+      // While a measurement runs, writing ends it, and the measurement must not end the writing.
+      measured.effects.clear();
+      startMeasuring();
+      $("said").textContent = "";
+      $("write").click();
+      const count = places.length;
+      await until(() => places.length > count + 30);
+      found.push(writer === task, isMeasuring(), $("without").textContent);
+      // Two switches in one moment: the latter counts, and the text is read once.
+      switchOver("L1 MLP");
+      switchOver("L1 H1");
+      await until(() => isSwitched() && whole !== reading);
+      await measurement();
+      found.push([...reading.off], $("said").textContent.startsWith("Stopped: "));
+      // A text that is typed as a switch is pressed is read to its end.
+      switchOver("L1 MLP");
+      $("source").value = "a text that takes some time to read ".repeat(40);
+      await $("source").oninput();
+      found.push(places.length, isSwitched());
+      await measurement();
+      // A press stops the measurement at any time.
+      measured.effects.clear();
+      startMeasuring();
+      await until(() => $("progress").value > 0);
+      const pressed = $("measure").textContent;
+      $("measure").click();
+      const left = $("progress").value;
+      await new Promise(resolve => setTimeout(resolve, 200));
+      found.push(pressed, $("progress").value === left, isMeasuring(), $("measure").textContent.startsWith("Measure"));
+      return found;"""
+    )
+    stopped, *found = browse(page, script)
+    assert re.match(r"Stopped: \d+ tokens, \d+ tokens/s", stopped)
+    wanted = [False, True, True]  # after the switch: writing has ended, its text is there, and read without the part
+    wanted += [True, False, ""]  # while the model writes without it: nothing is read out for each token
+    wanted += [["L1 MLP"], True]
+    wanted += [1 + 36 * 40, True]
+    wanted += ["Stop measuring", True, False, True]
+    assert found == wanted
+
+
+@needs_browser
+def test_a_switch_keeps_tokens_that_the_tokenizer_would_cut_otherwise(tmp_path):
+    model, page = random_gpt(vocab_size=300), tmp_path / "demo.html"
+    tokenizer = train_bpe(["ab " * 99], 300)
+    write_demo(page, model, tokenizer)
+    script = (
+        WAIT
+        + """
+      Reading.prototype.sample = () => tokenizer.encode("a")[0];  // then b: together they are one token
+      $("source").value = "b";
+      await $("source").oninput();
+      $("max_new_tokens").value = 1;
+      $("said").textContent = "";
+      $("write").click();
+      await said();
+      const next = tokenizer.encode("b")[0];
+      Reading.prototype.sample = () => next;
+      $("said").textContent = "";
+      $("write").click();
+      await said();
+      const written = ids();
+      switchOver("L1 H1");
+      await until(() => whole !== reading);
+      const off = ids();
+      switchOver("L1 H1");
+      await until(() => whole === reading);
+      return [written, off, ids(), tokenizer.encode($("source").value).length];"""
+    )
+    written, off, on, encoded = browse(page, script)
+    assert written == off == on and len(written) == 4 and encoded == 2
+
+
+KEYS = {"ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9, " ": 32, "Home": 36, "End": 35}
+
+
+@needs_browser
+def test_all_switches_are_reached_and_pressed_by_keys_alone(tmp_path):
+    page = tmp_path / "demo.html"
+    write_demo(page, random_gpt(vocab_size=257, n_layer=6, attention="single_head/sdpa", n_head=4))
+    with Browser(page) as browser:
+        asked = "(async () => {" + WAIT + "await measurement(); $('text').focus(); return names; })()"
+        names = browser.run(asked)
+        assert names[:2] == ["L1 H1", "L1 MLP"] and len(names) == 3 * (2 + 5)
+
+        def press(key: str) -> str:
+            text = {"text": " "} if key == " " else {}
+            for kind in ("keyDown", "keyUp"):
+                browser.ask("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=KEYS[key], **text)
+                text = {}
+            return browser.run("names[switches.indexOf(document.activeElement)] ?? document.activeElement.id")
+
+        assert press("Tab") == "L1 H1"
+        moves = [
+            "ArrowRight",
+            "ArrowRight",
+            "ArrowDown",
+            "ArrowLeft",
+            "ArrowDown",
+            "Home",
+            "ArrowUp",
+            "End",
+            "ArrowDown",
+        ]
+        wanted = ["L1 MLP", "L1 MLP", "L2 MLP", "L2 H4", "L3 H1", "L3 H1", "L2 H1", "L2 MLP", "L3 MLP"]
+        assert [press(move) for move in moves] == wanted
+        assert browser.run("pointedPart") == "L3 MLP" and browser.run("colour()") == "change"
+        assert press(" ") == "L3 MLP"
+        until = (
+            "(async () => { while (reading === whole) await new Promise(requestAnimationFrame); return [...off]; })()"
+        )
+        assert browser.run(until) == ["L3 MLP"]
+        # The next Tab leaves the switches; the focus stays on a button that has lost its use.
+        assert press("Tab") in ("measure", "all")
+        if browser.run("document.activeElement.id") == "measure":
+            press("Tab")
+        assert press(" ") == "all" and browser.run("off.size") == 0
+        assert browser.run("$('all').ariaDisabled") == "true"
+
+
+@needs_browser
+def test_a_part_that_does_not_exist_is_refused_on_the_console(tmp_path):
+    write_demo(tmp_path / "demo.html", random_gpt(vocab_size=257, n_layer=1, n_head=1))
+    script = """
+      const told = [];
+      try { tinygpt.logits([256], {without: ["L1 H2"]}); } catch (error) { told.push(error.message); }
+      await tinygpt.generate("", {without: ["L1"]}).catch(error => told.push(error.message));
+      return told;"""
+    told = "There is no {}: the parts are L1 H1, L1 MLP."
+    assert browse(tmp_path / "demo.html", script) == [told.format("L1 H2"), told.format("L1")]
 
 
 def test_a_page_takes_at_most_four_tenths_more_than_its_weights_and_has_no_address(tmp_path):
@@ -371,7 +726,10 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(hostile_page, lo
       $("max_new_tokens").value = 40;
       await startWriting();
       choose(9);
-      document.querySelector("details").open = true;
+      for (const details of document.querySelectorAll("details")) details.open = true;
+      switches[0].click();
+      while (whole === reading) await new Promise(requestAnimationFrame);
+      if (!isMeasured()) await startMeasuring();
       const {violations} = await axe.run();
       const found = violations.flatMap(({id, nodes}) => nodes.map(node => `${id}: ${node.html}`));
       return [found, document.documentElement.scrollWidth <= innerWidth];"""

@@ -1,0 +1,263 @@
+"""Take a model apart: run it without some parts, replace their results, read what each adds.
+
+A part is a head or an MLP. Each adds a vector to the residual stream, and all of them together with the embedding are
+the stream (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"). A head's vector is its result
+(B, T, D) times its D columns of o_proj.
+
+    without(model, Part(0, 1))             a part that is off adds nothing: ablation
+    edited(model, {Part(0, 1): edit})      another result in its place: activation patching (Wang et al. 2022)
+    streams(model, tokens)                 the stream after each part: the logit lens (nostalgebraist 2020)
+    contributions(model, tokens, targets)  the share of each part in a logit: direct logit attribution
+
+All of it stands on torch's public hooks. They act in every forward pass within the `with` block, also while text is
+written, and are gone after it. A gradient is computed within the block too: a block that recomputes its activations
+(Chen et al. 2016) would else do so without the edits.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from common.errors import SettingsError
+from model.attention import MultiHeadAttention
+from model.cache import DocStarts, Tokens
+from model.gpt import GPT, Stream
+from model.layers import LayerNorm, eval_mode, upcast
+
+Result = Float[Tensor, "B T _"]
+Edit = Callable[[Result], Result]
+"""Gets a copy of a part's result and returns what takes its place, of the same shape."""
+
+
+class Part(NamedTuple):
+    """A head of a layer or the layer's MLP, counted from 0.
+
+    Its text is its name on the page of a model, which counts from 1: Part(0, 1) is L1 H2.
+    """
+
+    layer: int
+    head: int | None = None
+    """None is the MLP."""
+
+    def __str__(self) -> str:
+        return f"L{self.layer + 1} " + ("MLP" if self.head is None else f"H{self.head + 1}")
+
+
+def parts(model: GPT) -> list[Part]:
+    """Return all heads and MLPs, in the order of the forward pass.
+
+    Forms with one head as wide as the model, such as average, have that one. Raises SettingsError for a form without
+    heads.
+    """
+    found = []
+    for layer, block in enumerate(model.blocks):
+        found += [Part(layer, head) for head in range(heads_of(block.attention))]
+        found.append(Part(layer))
+    return found
+
+
+def heads_of(attention: MultiHeadAttention) -> int:
+    """Return the number of heads whose results o_proj joins.
+
+    Modifiers that give each head several queries, as diff does, have combined them by then.
+    """
+    H = attention.n_head
+    o_proj = getattr(attention, "o_proj", None)
+    width = getattr(o_proj, "in_features", H * attention.head_dim)  # nn.Identity has none
+    # A form that merges in another way may never call o_proj: its hook would then do nothing, and say nothing.
+    if o_proj is None or type(attention).merge is not MultiHeadAttention.merge or width % H:
+        problem = f"attention={attention.form} of layer {attention.layer_idx} has no heads to take apart"
+        raise SettingsError(problem, "choose a form whose results o_proj joins, such as sdpa or delta")
+    return H
+
+
+@contextmanager
+def edited(model: GPT, edits: Mapping[Part, Edit]) -> Iterator[None]:
+    """Replace results of parts in the forward passes of a `with` block.
+
+    A head's result is (B, T, D), before its columns of o_proj; an MLP's is (B, T, C). T counts the new tokens: one
+    after the other while text is written with a cache. Blocks within blocks act in their order. Raises ValueError for a
+    part that the model lacks, and in a forward pass for a result of another shape.
+
+    For example, patching takes the result of another text (Wang et al. 2022, "Interpretability in the Wild"):
+
+        other = results(model, other_tokens)
+        with edited(model, {part: lambda result: other[part]}):
+            logits = model(tokens)
+    """
+    known = parts(model)
+    for part in edits:
+        if part not in known:
+            raise ValueError(f"the model has no part {part!s}: its parts are {known[0]} to {known[-1]}.")
+
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            # Compiled code passes by hooks that come after it: within the block nothing compiled runs.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for layer, block in enumerate(model.blocks):
+            own = {part.head: edit for part, edit in edits.items() if part.layer == layer}
+            if None in own:
+                stack.callback(block.mlp.register_forward_hook(mlp_hook(own.pop(None), Part(layer))).remove)
+            if own:
+                hook = heads_hook(own, layer, heads_of(block.attention))
+                stack.callback(block.attention.o_proj.register_forward_pre_hook(hook).remove)
+        yield
+
+
+def mlp_hook(edit: Edit, part: Part) -> Callable[..., Stream]:
+    """Return a forward hook of an MLP that edits its result."""
+    return lambda module, arguments, result: apply(edit, result, part)
+
+
+def heads_hook(edits: dict[int | None, Edit], layer: int, H: int) -> Callable[..., tuple[Tensor]]:
+    """Return a forward pre-hook of o_proj that edits some of its H heads."""
+
+    def hook(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
+        heads = [*arguments[0].unflatten(-1, (H, -1)).unbind(-2)]  # (B, T, H·D) -> H times (B, T, D)
+        for head, edit in edits.items():
+            assert head is not None
+            heads[head] = apply(edit, heads[head], Part(layer, head))
+        return (torch.stack(heads, -2).flatten(-2),)  # (B, T, H·D)
+
+    return hook
+
+
+def apply(edit: Edit, result: Result, part: Part) -> Result:
+    """Return an edit of a result; ValueError for another shape, which might broadcast unnoticed."""
+    edit_result = edit(result.clone())  # an edit may write into its argument
+    shape = getattr(edit_result, "shape", type(edit_result).__name__)
+    if shape != result.shape:
+        raise ValueError(f"the edit of {part} returned {shape}: a tensor {tuple(result.shape)} takes its place.")
+    return edit_result.to(result.dtype)
+
+
+def without(
+    model: GPT,
+    *off: Part,
+    means: Mapping[Part, Float[Tensor, " _"]] | None = None,
+) -> AbstractContextManager[None]:
+    """Switch parts off for the forward passes of a `with` block: they add nothing to the stream.
+
+    means: a vector for each part, (D,) or (C,), to take the place of its result instead of zeros. The mean over texts
+    like these, of means(), keeps what a part adds to all of them (Wang et al. 2022). Zero needs no text.
+
+    All heads of a layer off leave the bias of o_proj, if there is one, as its attention's change to the stream.
+    """
+
+    def edit(part: Part) -> Edit:
+        if means is None:
+            return torch.zeros_like
+        return lambda result: means[part].to(result).expand_as(result)
+
+    known = parts(model)
+    for part in off:
+        if part not in known:
+            raise ValueError(f"{part!s} is no part of the model: name each, or write without(model, *parts(model)).")
+    return edited(model, {part: edit(part) for part in off})
+
+
+@torch.no_grad()
+def results(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Part, Result]:
+    """Return the result of each part: of a head (B, T, D), of an MLP (B, T, C).
+
+    They are those of eval mode. doc_starts keeps documents apart, as in GPT.forward().
+    """
+    found: dict[Part, Result] = {}
+
+    def record(part: Part) -> Edit:
+        return lambda result: found.setdefault(part, result)
+
+    with eval_mode(model), edited(model, {part: record(part) for part in parts(model)}):
+        model.hidden(tokens, doc_starts=doc_starts)
+    return found
+
+
+def means(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Part, Float[Tensor, " _"]]:
+    """Return each part's mean result over all tokens of some texts, for without()."""
+    return {part: result.mean((0, 1)) for part, result in results(model, tokens, doc_starts).items()}
+
+
+@torch.no_grad()
+def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[Stream]:
+    """Return the residual streams: as embedded, then after each attention and each MLP.
+
+    There are 2 L + 1, each (B, T, C). model.logits() of one is what the model would predict if it ended there, for
+    which it was not trained: the logit lens (nostalgebraist 2020, "interpreting GPT"). That of the last is the model's
+    own prediction.
+    """
+    found: list[Stream] = []
+
+    def record(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        found.append(arguments[0])
+
+    with ExitStack() as stack, eval_mode(model):
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # Each norm reads the stream before the next part.
+        for block in model.blocks:
+            for norm in (block.attention_norm, block.mlp_norm):
+                stack.callback(norm.register_forward_pre_hook(record).remove)
+        found.append(model.hidden(tokens, doc_starts=doc_starts))
+    return found
+
+
+@torch.no_grad()
+def writes(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Part | str, Stream]:
+    """Return the vector that each part adds to the residual stream, (B, T, C).
+
+    "embedding" is the stream before the first layer, "bias" the sum of the biases of o_proj. The sum of all is the
+    stream after the last layer.
+    """
+    first = streams(model, tokens, doc_starts)[0]
+    found: dict[Part | str, Stream] = {"embedding": first}
+    bias = torch.zeros_like(first)
+    for part, result in results(model, tokens, doc_starts).items():
+        found[part] = result
+        if part.head is None:
+            continue
+        o_proj: Any = model.blocks[part.layer].attention.o_proj
+        D = result.shape[-1]
+        if not isinstance(o_proj, nn.Identity):
+            columns = o_proj.weight[:, part.head * D : (part.head + 1) * D]  # (C, D)
+            found[part] = result @ columns.mT  # (B, T, D) @ (D, C) -> (B, T, C)
+        if part.head == 0 and getattr(o_proj, "bias", None) is not None:
+            bias = bias + o_proj.bias
+    found["bias"] = bias
+    return found
+
+
+@torch.no_grad()
+def contributions(
+    model: GPT,
+    tokens: Tokens,
+    targets: Tokens,
+    doc_starts: DocStarts = None,
+) -> dict[Part | str, Float[Tensor, "B T"]]:
+    """Return what each part adds to the logit of each target, before logit_softcap.
+
+    Direct logit attribution (Elhage et al. 2021): the final norm divides all vectors by the scale of the whole stream,
+    so that their sum is the logit. "embedding" is the part of the embedding, "bias" that of all biases.
+
+    A part's effect by way of later parts is not its own here but theirs: a late MLP that only makes a result louder
+    takes the credit for it. Compare with without().
+
+    targets: a token id for each position, (B, T).
+    """
+    vectors = {part: upcast(vector) for part, vector in writes(model, tokens, doc_starts).items()}
+    norm: Any = model.final_norm
+    if isinstance(norm, LayerNorm):
+        vectors = {part: vector - vector.mean(-1, keepdim=True) for part, vector in vectors.items()}
+    stream = torch.stack([*vectors.values()]).sum(0)  # (B, T, C)
+    scale = torch.rsqrt(stream.square().mean(-1) + norm.eps)  # (B, T)
+
+    rows = upcast(model.lm_head.weight[targets])  # (B, T, C)
+    direction = scale[..., None] * upcast(norm.weight) * rows
+    found = {part: (vector * direction).sum(-1) for part, vector in vectors.items()}
+    if getattr(norm, "bias", None) is not None:
+        found["bias"] = found["bias"] + rows @ upcast(norm.bias)
+    return found

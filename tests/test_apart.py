@@ -1,0 +1,367 @@
+"""A model taken apart: parts off or replaced, and what each adds to the stream and to a logit."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import ExitStack
+from unittest import mock
+
+import pytest
+import torch
+from conftest import close, random_gpt, tokens_drawn
+
+from common.errors import SettingsError
+from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
+from generation.config import SamplingParams
+from model.apart import Part, contributions, edited, means, parts, results, streams, without, writes
+from model.attention import FORMS, MODIFIERS, MultiHeadAttention
+from model.attention.check import combinations
+from model.gpt import GPT
+from runs.checkpoint import save_checkpoint
+from training.config import TrainConfig
+
+BYTE = make_tokenizer(TokenizerConfig(name="byte"), ())
+TOKENS = torch.randint(1, 60, (2, 12), generator=torch.Generator().manual_seed(1))
+OTHER = torch.randint(1, 60, (2, 12), generator=torch.Generator().manual_seed(2))
+SETTINGS = {
+    "default": {},
+    "biases": dict(bias=True, qkv_bias=True, norm="layernorm", mlp="gelu", position="learned"),
+    "grouped": dict(n_kv_head=1, attention="sdpa+gate+sink+value_residual+diff", tie_embeddings=True),
+    "narrow": dict(head_size=6, mlp="relu2", logit_softcap=5.0, attention="sdpa+window/delta", attention_window=5),
+    "n-grams": dict(ngrams=[2], ngram_rows=50, position="alibi", norm="layernorm", bias=True),
+}
+EVERY = dict.fromkeys((*SETTINGS, *FORMS), ())
+EVERY |= {name: () if name.startswith("sdpa+") else pytest.mark.slow for name in combinations()}
+"""The settings above, every form, and every modifier on the forms that take it, with their marks."""
+of_every = pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in EVERY.items()])
+
+
+def model_of(name: str) -> GPT:
+    settings = SETTINGS.get(name, {"attention": name})
+    if "window" in settings.get("attention", ""):
+        settings = {"attention_window": 5} | settings
+    return random_gpt(**settings)
+
+
+def heads(model: GPT, layer: int) -> list[Part]:
+    return [part for part in parts(model) if part.layer == layer and part.head is not None]
+
+
+def hooks(model: GPT) -> int:
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
+@of_every
+@torch.no_grad()
+def test_a_part_that_is_off_is_one_whose_output_weights_are_zero(name):
+    model = model_of(name)
+    own = model(TOKENS)
+    for part in (parts(model)[0], Part(1)):
+        with without(model, part):
+            found = model(TOKENS)
+        block = model.blocks[part.layer]
+        if part.head is None:
+            names = dict(block.mlp.down_proj.named_parameters())  # weight, and bias if there is one
+        else:
+            o_proj = block.attention.o_proj
+            names = {"weight": o_proj.weight[:, : block.attention.head_dim]} if hasattr(o_proj, "weight") else {}
+        kept = [(each, each.clone()) for each in names.values()]
+        for each, _ in kept:
+            each.zero_()
+        if names:
+            close(found, model(TOKENS))
+        for each, before in kept:
+            each.copy_(before)
+        assert not torch.allclose(found, own, atol=1e-3)
+        assert torch.equal(model(TOKENS), own) and not hooks(model)
+
+
+class Silent(torch.nn.Module):
+    """Attention that adds nothing but a bias."""
+
+    def __init__(self, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, x, ctx):
+        return torch.zeros_like(x) if self.bias is None else self.bias.expand_as(x)
+
+
+@of_every
+@torch.no_grad()
+def test_all_heads_of_a_layer_off_are_its_attention_removed(name):
+    model = model_of(name)
+    for block in model.blocks:
+        if "value_residual" in block.attention.modifiers:
+            # Later layers take the values of an attention that is off, but not of one that is gone.
+            block.attention.modifiers["value_residual"].mixture[1] = 0
+    with without(model, *heads(model, 0)):
+        found = model(TOKENS)
+    bias = getattr(model.blocks[0].attention.o_proj, "bias", None)
+    model.blocks[0].attention = Silent(bias)
+    close(found, model(TOKENS))
+
+
+@torch.no_grad()
+def test_the_values_of_a_head_that_is_off_still_reach_later_layers():
+    model = random_gpt(attention="sdpa+value_residual")
+    with without(model, *heads(model, 0)):
+        found = model(TOKENS)
+    model.blocks[0].attention.o_proj.weight.zero_()
+    close(found, model(TOKENS))
+
+
+@of_every
+@torch.no_grad()
+def test_contributions_sum_to_the_logit_and_writes_to_the_stream(name):
+    model = model_of(name)
+    targets = OTHER
+    found = contributions(model, TOKENS, targets)
+    assert [*found] == ["embedding", *parts(model), "bias"]
+    logits = model.lm_head(model.final_norm(model.hidden(TOKENS)))  # before logit_softcap
+    close(sum(found.values()), logits.gather(-1, targets[..., None])[..., 0], atol=1e-4)
+    close(sum(writes(model, TOKENS).values()), model.hidden(TOKENS), atol=1e-4)
+
+
+@of_every
+@torch.no_grad()
+def test_a_run_patched_with_itself_is_unchanged_and_with_another_adds_what_that_one_adds(name):
+    model = model_of(name)
+    wanted = model(TOKENS)
+    own, other = results(model, TOKENS), results(model, OTHER)
+    with edited(model, {part: lambda _, part=part: own[part] for part in parts(model)}):
+        assert torch.equal(model(TOKENS), wanted)
+    with edited(model, {part: lambda _, part=part: other[part] for part in parts(model)}):
+        found = model.hidden(TOKENS)
+    # Each part adds the same vector as in the other run, and the embedding stays.
+    close(found, streams(model, TOKENS)[0] + model.hidden(OTHER) - streams(model, OTHER)[0], atol=1e-4)
+    assert not hooks(model)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@torch.no_grad()
+def test_the_streams_begin_with_the_embedding_end_with_the_prediction_and_differ_by_what_is_added(name):
+    model = model_of(name)
+    found, added = streams(model, TOKENS), writes(model, TOKENS)
+    assert len(found) == 1 + 2 * len(model.blocks)
+    close(model.logits(found[-1]), model(TOKENS))
+    with without(model, *parts(model)):
+        assert torch.equal(streams(model, TOKENS)[0], found[0])
+    for layer in range(len(model.blocks)):
+        before, after, last = found[2 * layer : 2 * layer + 3]
+        of_heads = sum(added[part] for part in heads(model, layer))
+        bias = getattr(model.blocks[layer].attention.o_proj, "bias", None)
+        close(after - before, of_heads if bias is None else of_heads + bias, atol=1e-4)
+        close(last - after, added[Part(layer)], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["default", "biases", "grouped", "narrow", "softmax1", "mla", "gta", "delta+conv", "linear"]
+)
+def test_a_text_is_written_without_the_parts_that_are_off_and_afterwards_with_all(name):
+    settings = SETTINGS.get(name, {"attention": name})
+    model = random_gpt(vocab_size=270, **settings)
+    prompt, params = [256, 5, 6], SamplingParams(max_new_tokens=5, temperature=0)
+    for others in ([], [[256, 9, 9, 7]]):  # one text on a CPU takes another way than two
+        prompts = [prompt, *others]
+        seeds = [1] * len(prompts)
+        whole = tokens_drawn(model, BYTE, prompts, seeds, params)
+        with torch.no_grad(), without(model, Part(0, 2), Part(1)):
+            found = tokens_drawn(model, BYTE, prompts, seeds, params)
+            for begun, drawn in zip(prompts, found, strict=True):
+                ids = [*begun]
+                for _ in drawn:
+                    ids.append(int(model(torch.tensor([ids]))[0, -1, :257].argmax()))
+                assert begun + drawn == ids
+        assert found != whole == tokens_drawn(model, BYTE, prompts, seeds, params)
+
+
+@torch.no_grad()
+def test_means_are_over_all_tokens_and_take_the_place_of_a_part():
+    model = random_gpt()
+    found = means(model, TOKENS)
+    part = Part(0, 1)
+    close(found[part], results(model, TOKENS)[part].flatten(0, 1).mean(0))
+    with without(model, part, means=found):
+        stream = streams(model, TOKENS)[1]
+    D = model.attentions[0].head_dim
+    columns = model.blocks[0].attention.o_proj.weight[:, D : 2 * D]
+    others = streams(model, TOKENS)[1] - results(model, TOKENS)[part] @ columns.T
+    close(stream, others + columns @ found[part])
+
+
+@torch.no_grad()
+def test_documents_are_kept_apart():
+    model = random_gpt(attention="sdpa/delta")
+    packed = torch.cat((TOKENS[:1, :5], TOKENS[1:, :7]), 1)
+    starts = torch.tensor([[0] * 5 + [5] * 7])
+    for part, result in results(model, packed, starts).items():
+        close(result[:, 5:], results(model, TOKENS[1:, :7])[part])
+    close(streams(model, packed, starts)[-1][:, 5:], streams(model, TOKENS[1:, :7])[-1])
+    found = contributions(model, packed, packed, starts)
+    close(found[Part(1)][:, 5:], contributions(model, TOKENS[1:, :7], TOKENS[1:, :7])[Part(1)])
+
+
+@torch.no_grad()
+def test_blocks_within_blocks_act_in_their_order():
+    model = random_gpt()
+    part = Part(0, 1)
+    with without(model, part):
+        assert not results(model, TOKENS)[part].any()
+        inner = model(TOKENS)
+        with edited(model, {part: lambda result: result + 1}):
+            assert torch.equal(results(model, TOKENS)[part], torch.ones_like(results(model, TOKENS)[part]))
+        assert torch.equal(model(TOKENS), inner)
+
+
+@torch.no_grad()
+def test_an_edit_may_write_into_its_argument_at_some_tokens():
+    model = random_gpt()
+    other = results(model, OTHER)
+    for part in (Part(0, 1), Part(0)):
+
+        def last(result, part=part):
+            result[:, -1] = other[part][:, -1]
+            return result
+
+        wanted = model(TOKENS)
+        with edited(model, {part: last}):
+            found = model(TOKENS)
+        assert torch.equal(found[:, :-1], wanted[:, :-1]) and not torch.allclose(found[:, -1], wanted[:, -1])
+
+
+def test_nothing_stays_after_an_error_in_a_checkpoint_or_in_training(tmp_path):
+    model = random_gpt(vocab_size=257)
+    config = TrainConfig(model=model.config)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def saved(name: str) -> bytes:
+        save_checkpoint(tmp_path / name, model=model, tokenizer=BYTE, config=config)
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    def gradients() -> list[torch.Tensor]:
+        model.train()
+        loss = model(TOKENS[:, :-1], TOKENS[:, 1:])
+        found = torch.autograd.grad(loss, [*model.parameters()])
+        model.eval()
+        return [*found]
+
+    wanted, weights = gradients(), saved("before")
+    with pytest.raises(RuntimeError, match="stop"), without(model, *parts(model)):
+        assert saved("within") == weights
+        raise RuntimeError("stop")
+    results(model, TOKENS), streams(model, TOKENS), contributions(model, TOKENS, TOKENS)
+    assert not hooks(model) and saved("after") == weights
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(map(torch.equal, gradients(), wanted))
+    assert torch.equal(pickle.loads(pickle.dumps(model))(TOKENS), model(TOKENS))
+
+
+def test_the_modes_of_a_model_and_its_parts_stay():
+    model = random_gpt(dropout=0.5)
+    model.train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    assert all(map(torch.equal, streams(model, TOKENS), streams(model, TOKENS)))  # without dropout
+    contributions(model, TOKENS, TOKENS)
+    assert [module.training for module in model.modules()] == modes
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_gradients_pass_through_edits(recomputes):
+    model = random_gpt()
+    model.train()
+    for block in model.blocks:
+        block.activation_checkpointing = recomputes
+    with without(model, Part(0, 1)):
+        model(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+    D = model.attentions[0].head_dim
+    gradient = model.blocks[0].attention.o_proj.weight.grad
+    assert not gradient[:, D : 2 * D].any() and gradient[:, :D].any()
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.usefixtures("unchecked")
+def test_parts_of_a_compiled_model_are_off_too():
+    model = random_gpt()
+    own = model(TOKENS)
+    with without(model, Part(0, 1)):
+        wanted = model(TOKENS)
+    for block in model.blocks:
+        block.compile(backend="eager")
+    close(model(TOKENS), own)
+    with without(model, Part(0, 1)):
+        close(model(TOKENS), wanted)
+    assert len(streams(model, TOKENS)) == 5
+    close(model(TOKENS), own)
+
+
+def test_a_part_has_the_name_that_the_page_gives_it():
+    assert [str(part) for part in parts(random_gpt(n_head=2))] == [
+        "L1 H1",
+        "L1 H2",
+        "L1 MLP",
+        "L2 H1",
+        "L2 H2",
+        "L2 MLP",
+    ]
+    one = random_gpt(attention="average/sdpa+diff")
+    assert [str(part) for part in parts(one)] == ["L1 H1", "L1 MLP", *(f"L2 H{h}" for h in (1, 2, 3, 4)), "L2 MLP"]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_part_or_a_result_that_does_not_fit_is_refused_in_a_sentence():
+    model = random_gpt()
+    for wrong in (Part(2, 0), Part(0, 4), Part(-1, 0), Part(0, -1), Part(9)):
+        with pytest.raises(ValueError, match="is no part of the model: name each"):
+            without(model, wrong)
+        with (
+            pytest.raises(ValueError, match=r"has no part L.*: its parts are L1 H1 to L2 MLP\."),
+            edited(model, {wrong: abs}),
+        ):
+            pass
+    with pytest.raises(ValueError, match=r"write without\(model, \*parts\(model\)\)"):
+        without(model, parts(model))
+    for edit, told in (
+        (lambda result: result[:1], r"returned torch.Size\(\[1, 12, 8\]\): a tensor \(2, 12, 8\) takes its place"),
+        (lambda result: None, "the edit of L1 H2 returned NoneType"),
+    ):
+        with edited(model, {Part(0, 1): edit}), pytest.raises(ValueError, match=told):
+            model(TOKENS)
+    assert not hooks(model)
+
+
+def test_a_form_without_heads_is_refused_in_a_sentence():
+    class Summed(MultiHeadAttention):
+        def merge(self, y):
+            return y.sum(1)
+
+    class Renamed(MultiHeadAttention):
+        def make_projections(self, config):
+            super().make_projections(config)
+            self.out = self.o_proj
+            del self.o_proj
+
+    with mock.patch.dict(FORMS, {"summed": Summed, "renamed": Renamed}):
+        for form in ("summed", "renamed"):
+            model = random_gpt(attention=f"sdpa/{form}", n_layer=2)
+            told = f"attention={form} of layer 1 has no heads to take apart: choose a form"
+            for call in (lambda m: parts(m), lambda m: without(m, Part(0)), lambda m: results(m, TOKENS)):
+                with pytest.raises(SettingsError, match=told):
+                    call(model)
+
+
+def test_every_form_and_modifier_is_among_the_tested():
+    at_once = [name for name, marks in EVERY.items() if marks == ()]
+    assert {part for name in at_once for part in name.split("+")} >= {*FORMS, *MODIFIERS}
+
+
+def test_two_models_are_taken_apart_by_themselves():
+    one, other = random_gpt(0), random_gpt(1)
+    with torch.no_grad(), ExitStack() as stack:
+        wanted = other(TOKENS)
+        stack.enter_context(without(one, *parts(one)))
+        assert torch.equal(other(TOKENS), wanted)
