@@ -65,18 +65,48 @@ FAMILIES = {  # their name: our string, our settings, theirs, beside SHAPE where
         "delta+conv+gate_silu/sdpa+gate_element", ALL | {"rope_fraction": 0.25},
         MOE | types("state", "full") | DELTA | rope(0.25),
     ),
+    # RoPE inside the windows and no positions in the full layers, the pattern of 2026.
+    "exaone_moe": ("sdpa+window/sdpa+nope", {}, MOE | TWO | {"first_k_dense_replace": 2}),
+    "cohere2_moe": ("sdpa+window/sdpa+nope", PLAIN, MOE | TWO | rope()),
+    "kolibri1": ("sdpa+window/sdpa+nope", {}, MOE | TWO | rope()),
+    "muse_glimmer_text": (
+        "sdpa+window+gate_element/sdpa+nope+gate_element", {},
+        MOE | TWO | rope() | {"qk_scale_factor": 1.3, "layer_rope_theta": [1e4, 0.0]},
+    ),
+    "flint": ("sdpa+nope+sink/sdpa+window+sink", {}, MOE | types("full", "window") | rope()),
+    "granite_swa": (
+        "sdpa+sink/sdpa+window+sink/sdpa+window+sink+nope", PLAIN,
+        types("full", "window", "window")
+        | rope()
+        | {"layer_rope_theta": [1e4, 1e4, 0.0], "attention_multiplier": D**-0.5},
+    ),
+    "qwen3_5_text": (
+        "delta+conv+gate_silu/sdpa+gate_element", ALL | {"rope_fraction": 0.25},
+        types("state", "full") | DELTA | rope(0.25),
+    ),
+    "hrm_text": ("sdpa+gate_element", PLAIN | ALL, {"num_key_value_heads": H, "H_cycles": 1, "L_cycles": 1}),
+    "nanochat": ("sdpa", {}, rope()),
+    "hy_v3": ("sdpa", {}, MOE | rope()),
+    "jais2": ("sdpa", EVERY, rope()),
+    "solar_open": ("sdpa", PLAIN, MOE | rope()),
+    "apertus": ("sdpa", {}, rope()),
     "deepseek_v3": ("mla", {"latent_size": 12}, LATENT | {"first_k_dense_replace": 9, "head_dim": 4}),
     "kimi_linear": (
         "kda+conv+gate_element/mla+nope", ALL | {"latent_size": 12}, MOE | types("state", "full") | KIMI | LATENT,
     ),
 }  # fmt: skip
-ONE_MORE = ("gemma3_text", "qwen3_next")  # whose norms multiply by 1 + weight
-INTERLEAVED = ("glm4", "cohere", "deepseek_v3")  # whose rotation turns neighbours, as ours
+ONE_MORE = ("gemma3_text", "qwen3_next", "qwen3_5_text")  # whose norms multiply by 1 + weight
+INTERLEAVED = ("glm4", "cohere", "cohere2_moe", "deepseek_v3")  # whose rotation turns neighbours, as ours
 
 
-def turned(rows, channels):
-    """Reorder the rotated rows of each head, (x0, x1, …, y0, y1, …) to (x0, y0, x1, y1, …)."""
+def turned(rows, channels, backwards=False):
+    """Reorder the rotated rows of each head, (x0, x1, …, y0, y1, …) to (x0, y0, x1, y1, …).
+
+    backwards: to (y0, x0, …), of a rotation by minus the angle.
+    """
     first, still = rows[:, :channels], rows[:, channels:]
+    if backwards:
+        first = first.roll(channels // 2, 1)
     return torch.cat((first.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2), still), 1).flatten(0, 1)
 
 
@@ -85,7 +115,7 @@ def rows_of(theirs, kind, D):
     fused = next((name for name in ("c_attn", "query_key_value", "Wqkv") if hasattr(theirs, name)), None)
     if fused is None:
         q, k, v = (getattr(getattr(theirs, f"{part}_proj"), kind).unflatten(0, (-1, D)) for part in "qkv")
-        if type(theirs).__name__ == "Qwen3NextAttention":
+        if type(theirs).__name__ in ("Qwen3NextAttention", "Qwen3_5Attention"):
             q, gate = q[0::2], q[1::2]
             return q, k, v, gate.flatten(0, 1)
         return q, k, v, None
@@ -100,10 +130,14 @@ def copy_heads(ours, theirs, name):
     D, channels = ours.head_dim, 0 if ours.rope is None or name in INTERLEAVED else ours.rope.channels
     for kind in ("weight", "bias") if ours.qkv_proj.bias is not None else ("weight",):
         q, k, v, gate = rows_of(theirs, kind, D)
-        parts = (turned(q, channels), turned(k, channels), v.flatten(0, 1))
+        backwards = name == "nanochat"
+        parts = (turned(q, channels, backwards), turned(k, channels, backwards), v.flatten(0, 1))
         getattr(ours.qkv_proj, kind).copy_(torch.cat(parts))
     norms = dict(ours.modifiers).get("joint_norm", ours)
-    if hasattr(norms.q_norm, "weight"):
+    if hasattr(theirs, "qk_scale_factor"):  # a constant in place of weights
+        norms.q_norm.weight.fill_(theirs.qk_scale_factor)
+        norms.k_norm.weight.fill_(1.0)
+    elif hasattr(norms.q_norm, "weight") and name != "nanochat":  # which has none, and where ours begin at 1
         for norm, other in ((norms.q_norm, theirs.q_norm), (norms.k_norm, theirs.k_norm)):
             weight = other.weight + (1 if name in ONE_MORE else 0)
             norm.weight.copy_(turned(weight.unflatten(0, (-1, D)), channels))
@@ -126,7 +160,12 @@ def copy_latent(ours, theirs, name):
 
 
 def copy_state(ours, theirs, name):
-    if name == "qwen3_next":
+    if name == "qwen3_5_text":
+        qkv, gate = [theirs.in_proj_qkv.weight], theirs.in_proj_z.weight
+        beta, fade = theirs.in_proj_b.weight, theirs.in_proj_a.weight
+        ours.modifiers["gate_silu"].gate_proj.weight.copy_(gate)
+        bias, rate, norm = theirs.dt_bias, theirs.A_log, theirs.norm
+    elif name == "qwen3_next":
         parts = theirs.in_proj_qkvz.weight.unflatten(0, (H, 4, D)).unbind(1)  # theirs has head after head
         *qkv, gate = (part.flatten(0, 1) for part in parts)
         beta, fade = theirs.in_proj_ba.weight.unflatten(0, (H, 2)).unbind(1)
