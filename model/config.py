@@ -14,6 +14,7 @@ POSITION_SETTINGS = (
     "position",
     "rope_theta",
     "rope_fraction",
+    "rope_proportional",
     "rope_scaling",
     "rope_scaling_factor",
     "rope_trained_length",
@@ -50,6 +51,9 @@ class AttentionConfig:
     latent_size: int | None = None
     """For attention=mla: width of the vector from which all heads' keys and values are made.
     When null 4 × head size, as in DeepSeek-V2, but at most n_head × head size."""
+    allow_neg_eigval: bool = False
+    """For attention=delta and kda: let β reach 2, not 1, so that a state may change its sign (Grazzi et al. 2025).
+    A state can then count modulo 2. OLMo Hybrid (2026) has it."""
     block_size: int = 128
     """Longest training window, in tokens."""
     position: str = "rope"
@@ -61,6 +65,9 @@ class AttentionConfig:
     rope_fraction: float = 1.0
     """Share of a head's channels that RoPE rotates, from the first on (GPT-NeoX).
     The other channels carry no position."""
+    rope_proportional: bool = False
+    """Below a rope_fraction of 1: rotate by the first frequencies of a whole head (Gemma 4), not by all from fast to
+    slow."""
     rope_scaling: str = "none"
     """How RoPE is stretched to longer texts: none, linear, yarn or llama3.
     linear divides the positions. yarn divides the frequencies of slow planes, and sharpens the scores. llama3

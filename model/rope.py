@@ -44,6 +44,8 @@ class Rope(NamedTuple):
     scaling: str = "linear"
     stretch: float = 1.0
     trained: float = 0.0
+    whole: int = 0
+    """The channels over which the frequencies go from fast to slow; 0 for those that are rotated."""
 
     @classmethod
     def of(cls, config: AttentionConfig, head_dim: int) -> "Rope":
@@ -58,7 +60,8 @@ class Rope(NamedTuple):
             raise half_a_pair(config, head_dim, wanted)
         factor = 1.0 if config.rope_scaling == "none" else config.rope_scaling_factor
         trained = config.rope_trained_length or config.block_size / factor
-        return shared(cls(channels, config.rope_theta, config.rope_scaling, factor, trained))
+        whole = head_dim if config.rope_proportional else 0
+        return shared(cls(channels, config.rope_theta, config.rope_scaling, factor, trained, whole))
 
     def table(self, x: Float[Tensor, "... T C"], past: int = 0) -> Float[Tensor, "T half 2"]:
         """Return (cos, sin) of every plane at the positions past … past+T-1 of x."""
@@ -82,7 +85,8 @@ class Rope(NamedTuple):
     def frequencies(self, device: torch.device | None = None) -> tuple[Float[Tensor, " half"], float]:
         """Return every plane's angle at position 1, and the length of its (cos, sin)."""
         plane = torch.arange(0, self.channels, 2, dtype=torch.float32, device=device)  # 2i
-        frequency = self.theta ** (-plane / self.channels)
+        whole = self.whole or self.channels
+        frequency = self.theta ** (-plane / whole)
         # Mix each frequency with the slowed one; `slow` is the share of the latter.
         temperature = 1.0
         slow: Tensor | float = 1.0
@@ -92,7 +96,7 @@ class Rope(NamedTuple):
             slow = ((fast - turns) / (fast - once)).clamp(0, 1)
         if self.scaling == "yarn":
             # Find the planes with so many turns in the trained length; the rounded indices bound the mixture.
-            scale = self.channels / (2 * math.log(self.theta))
+            scale = whole / (2 * math.log(self.theta))
             first, last = (scale * math.log(self.trained / (turns * 2 * math.pi)) for turns in YARN_TURNS)
             low = max(math.floor(first), 0)
             high = min(math.ceil(last), self.channels - 1)

@@ -29,9 +29,13 @@ MODIFIERS = (
     "forget",
     "fade",
     "sink",
+    "token_sink",
     "xsa",
+    "out_norm",
     "gate",
     "gate_element",
+    "gate_biased",
+    "gate_softplus",
     "gate_silu",
 )
 LARGEST = 500_000_000

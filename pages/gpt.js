@@ -9,6 +9,7 @@ const sum = values => values.reduce((a, b) => a + b, 0);
 const largest = values => values.reduce((a, b) => Math.max(a, b));
 const sigmoid = x => 1 / (1 + Math.exp(-x));
 const silu = x => x * sigmoid(x);
+const softplus = x => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x)));
 
 // Σ x[c] y[c]
 function dot(x, y) {
@@ -196,6 +197,14 @@ const MODIFIERS = {
   // One more key, of value zero and of score b per head
   sink: {score: ({bias}, {nothing}) => nothing.forEach((scores, h) => scores.push(bias[h]))},
 
+  // A sink whose score each token computes, x w per head
+  token_sink: {
+    score({weight}, {x, nothing}) {
+      const own = linear(weight, x);
+      nothing.forEach((scores, h) => scores.push(own[h]));
+    },
+  },
+
   // y minus tanh(α) of its projection on the token's own value (Zhai 2026)
   xsa: {
     finish({strength}, {y, values}) {
@@ -207,9 +216,25 @@ const MODIFIERS = {
     },
   },
 
-  // y · 2σ(x w), a number per head or per channel, and y · SiLU(x W) (Qiu et al. 2025)
+  // The root mean square of each head's result becomes 1
+  out_norm: {
+    finish(own, {y}) {
+      y.forEach(head => head.set(rmsNorm({weight: new Float32Array(head.length).fill(1)}, head, 1e-6)));
+    },
+  },
+
+  // y · 2σ(x w), a number per head or per channel, y · softplus(x w) / ln 2 and y · SiLU(x W) (Qiu et al. 2025)
   gate: {finish: ({gate}, {x, y}) => multiply(y, linear(gate, x), gate => 2 * sigmoid(gate))},
   gate_element: {finish: (own, call) => MODIFIERS.gate.finish(own, call)},
+  gate_biased: {
+    finish({gate, bias}, {x, y}) {
+      const D = y[0].length;
+      multiply(y, linear(gate, x).map((logit, i) => logit + bias[Math.floor(i / D)]), gate => 2 * sigmoid(gate));
+    },
+  },
+  gate_softplus: {
+    finish: ({gate}, {x, y}) => multiply(y, linear(gate, x), logit => softplus(logit) / Math.LN2),
+  },
   gate_silu: {finish: ({gate_proj}, {x, y}) => multiply(y, linear(gate_proj, x), silu)},
 };
 

@@ -1,5 +1,8 @@
 """Published models' attention, with random weights, equals ours under its string."""
 
+import importlib
+import math
+
 import pytest
 import torch
 from conftest import close
@@ -42,6 +45,8 @@ def types(*layers):
 
 TWO = types("window", "full") | {"query_pre_attn_scalar": D}
 BOTH = {"rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), *rope().values())}
+QUARTER = dict(rope_theta=10_000.0, rope_type="proportional", partial_rotary_factor=0.25)
+PROPORTIONAL = {"rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), QUARTER)}
 FAMILIES = {  # their name: our string, our settings, theirs, beside SHAPE where they have its names
     "gpt2": ("sdpa", EVERY | ALL | {"position": "learned"}, GPT2),
     "gpt_neox": ("sdpa", EVERY | ALL | {"rope_fraction": 0.25}, rope(0.25) | {"head_dim": None}),
@@ -72,6 +77,26 @@ FAMILIES = {  # their name: our string, our settings, theirs, beside SHAPE where
     "muse_glimmer_text": (
         "sdpa+window+gate_element/sdpa+nope+gate_element", {},
         MOE | TWO | rope() | {"qk_scale_factor": 1.3, "layer_rope_theta": [1e4, 0.0]},
+    ),
+    "muse_spark_text": (
+        "sdpa+window+out_norm+gate_element/sdpa+nope+out_norm+gate_element", {},
+        MOE | TWO | rope() | {"qk_scale_factor": 1.3, "layer_rope_theta": [1e4, 0.0], "moe_hidden_size": C},
+    ),
+    "beam": (
+        "sdpa+window+gate_biased/sdpa+nope+gate_biased", {},
+        MOE | TWO | {"n_routed_experts": 2, "mlp_layer_types": ["dense", "dense"]},
+    ),
+    "laguna": (
+        "sdpa+window+gate_softplus/sdpa+gate_softplus", {},
+        MOE | TWO | BOTH | {"mlp_layer_types": ["dense", "dense"]},
+    ),
+    "lfm3": (
+        "sdpa+window+gate/sdpa+gate", {"rope_fraction": 0.25, "rope_proportional": True},
+        TWO | PROPORTIONAL | {"use_attention_gate": True},
+    ),
+    "olmo_hybrid": (
+        "delta+conv+gate_silu/sdpa+joint_norm", ALL | {"allow_neg_eigval": True},
+        types("state", "full") | DELTA | rope() | {"linear_allow_neg_eigval": True},
     ),
     "flint": ("sdpa+nope+sink/sdpa+window+sink", {}, MOE | types("full", "window") | rope()),
     "granite_swa": (
@@ -127,7 +152,8 @@ def rows_of(theirs, kind, D):
 
 
 def copy_heads(ours, theirs, name):
-    D, channels = ours.head_dim, 0 if ours.rope is None or name in INTERLEAVED else ours.rope.channels
+    D = ours.head_dim
+    channels = 0 if ours.rope is None or name in INTERLEAVED else ours.rope.whole or ours.rope.channels
     for kind in ("weight", "bias") if ours.qkv_proj.bias is not None else ("weight",):
         q, k, v, gate = rows_of(theirs, kind, D)
         backwards = name == "nanochat"
@@ -143,6 +169,11 @@ def copy_heads(ours, theirs, name):
             norm.weight.copy_(turned(weight.unflatten(0, (-1, D)), channels))
     if "sink" in ours.modifiers:
         ours.modifiers["sink"].bias.copy_(theirs.sinks)
+    if "gate_biased" in ours.modifiers:
+        ours.modifiers["gate_biased"].gate.weight.copy_(theirs.gate_proj.weight)
+        ours.modifiers["gate_biased"].bias.copy_(theirs.gate_bias)
+    for per_head in {"gate", "gate_softplus"} & {*ours.modifiers}:
+        ours.modifiers[per_head].gate.weight.copy_(theirs.g_proj.weight)
     if "gate_element" in ours.modifiers:
         ours.modifiers["gate_element"].gate.weight.copy_(theirs.gate_proj.weight if gate is None else gate)
 
@@ -165,6 +196,12 @@ def copy_state(ours, theirs, name):
         beta, fade = theirs.in_proj_b.weight, theirs.in_proj_a.weight
         ours.modifiers["gate_silu"].gate_proj.weight.copy_(gate)
         bias, rate, norm = theirs.dt_bias, theirs.A_log, theirs.norm
+    elif name == "olmo_hybrid":
+        qkv = [getattr(theirs, f"{part}_proj").weight for part in "qkv"]
+        beta, fade = theirs.b_proj.weight, theirs.a_proj.weight
+        ours.modifiers["gate_silu"].gate_proj.weight.copy_(theirs.g_proj.weight)
+        bias, rate, norm = theirs.dt_bias, theirs.A_log, theirs.o_norm
+        ours.out_norm.eps = norm.variance_epsilon  # 1e-5
     elif name == "qwen3_next":
         parts = theirs.in_proj_qkvz.weight.unflatten(0, (H, 4, D)).unbind(1)  # theirs has head after head
         *qkv, gate = (part.flatten(0, 1) for part in parts)
@@ -196,8 +233,11 @@ def in_pieces(attention, x):
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name):
+def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name, monkeypatch):
     string, settings, given = FAMILIES[name]
+    if name == "beam":  # its full layers also scale queries by their positions
+        modeling = importlib.import_module("transformers.models.beam.modeling_beam")
+        monkeypatch.setattr(modeling, "compute_attention_scaling", lambda positions: None)
     n_layer = string.count("/") + 1
     given = given if "vocab_size" in given else SHAPE | {"num_hidden_layers": n_layer} | given
     config = transformers.AutoConfig.for_model(name, **given)
@@ -227,7 +267,8 @@ def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name):
         copy(made, theirs, name)
         out = next(getattr(theirs, o) for o in ("o_proj", "out_proj", "c_proj", "dense") if hasattr(theirs, o))
         weight = out.weight.T if name == "gpt2" else out.weight
-        made.o_proj.weight.copy_(weight * (0.5 if "gate_element" in made.modifiers else 1))  # for our 2σ
+        factors = {"gate": 0.5, "gate_element": 0.5, "gate_biased": 0.5, "gate_softplus": math.log(2)}  # at 0 ours is 1
+        made.o_proj.weight.copy_(weight * math.prod(factors.get(name, 1) for name in made.modifiers))
         if made.o_proj.bias is not None:
             made.o_proj.bias.copy_(out.bias)
         for got in (made(x), in_pieces(made, x)):

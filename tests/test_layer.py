@@ -205,7 +205,8 @@ WEIGHTS_OF_MODIFIERS = {
     "value_residual": ("mixture",), "key_offset": (), "logn": ("factor",), "forget": ("gate.weight", "gate.bias"),
     "fade": ("rate",), "sink": ("bias",), "diff": ("weight.weight",), "xsa": ("strength",), "gate": ("gate.weight",),
     "gate_element": ("gate.weight",), "gate_silu": ("gate_proj.weight",), "joint_norm": QK_NORM, "conv": ("weight",),
-    "value_embedding": ("gate.weight", "embedding.weight"),
+    "value_embedding": ("gate.weight", "embedding.weight"), "token_sink": ("weight.weight",), "out_norm": (),
+    "gate_biased": ("bias", "gate.weight"), "gate_softplus": ("gate.weight",),
 }  # fmt: skip
 
 
@@ -283,7 +284,7 @@ def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
     lacks |= dict.fromkeys(STATES, "window rotation queries scores") | dict.fromkeys(("mla", "gta"), "keys values")
     changed = SETTINGS | {name: kind.changes for name, kind in MODIFIERS.items()}
     refused = {name for name, what in changed.items() if what in lacks.get(form, "").split()}
-    refused |= {"sink"} if form in ("sigmoid", "stick", "moba") else set()
+    refused |= {"sink", "token_sink"} if form in ("sigmoid", "stick", "moba") else set()
     taken = {name.split("+")[1] for name in combinations() if name.startswith(f"{form}+")}
     assert form in SOFTMAX or taken == changed.keys() - refused
 
@@ -292,6 +293,7 @@ def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
 def test_settings_that_change_nothing_are_known_and_change_nothing(form):
     values = {"n_kv_head": 1, "qk_norm": False, "position": "alibi", "latent_size": 6, "attention_window": 2}
     values |= {"score_softcap": 1.0, "rope_fraction": 0.5, "qkv_bias": True, "head_size": 8, "n_head": 2}
+    values |= {"allow_neg_eigval": True}
     idle, x, plain = unused_settings(AttentionConfig(attention=form)), torch.randn(1, 6, C), layer(form)
     for name, value in values.items():
         other = layer(form, **{name: value})

@@ -29,6 +29,7 @@ Mask = Overlay | None
 Bias = Float[Overlay, ""] | None
 Sum = tuple[Float[Tensor, "*#B H T"], Float[Tensor, "*#B H S"]]
 """Rows and columns of a matrix: row_t + column_s."""
+Sink = Float[Tensor, " H"] | Float[Tensor, "B H T"]
 
 
 class Indexer(NamedTuple):
@@ -70,8 +71,8 @@ class Call(NamedTuple):
     """Rows and columns that sum to a bias."""
     matrix: Bias = None
     """A bias of any kind, finite."""
-    sink: Float[Tensor, " H"] | None = None
-    """The score of one more key, whose value is zero."""
+    sink: Sink | None = None
+    """The score of one more key, whose value is zero: (H,), or (B, H, T) if each query has its own."""
     indexer: Indexer | None = None
     """The choice of a few keys by an indexer."""
     dropout_p: float = 0.0
@@ -131,10 +132,30 @@ def add_matrix(call: Call, matrix: Float[Tensor, "*#B #H #T S"]) -> Call:
     return call._replace(matrix=matrix if call.matrix is None else call.matrix + matrix)
 
 
-def add_sink(call: Call, score: Float[Tensor, " H"]) -> Call:
-    """Return the call with one more key of a score, whose value is zero."""
+def add_sink(call: Call, score: Sink) -> Call:
+    """Return the call with one more key, whose value is zero.
+
+    score: (H,), or (B, H, T) for a score of each query's own.
+    """
+    if call.sink is None:
+        return call._replace(sink=score)
     # Two such keys are one, of score ln(eᵃ + eᵇ).
-    return call._replace(sink=score if call.sink is None else torch.logaddexp(call.sink, score))
+    a, b = (each[:, None] if each.ndim == 1 else each for each in (call.sink, score))  # (H, 1) or (B, H, T)
+    joint = torch.logaddexp(a, b)
+    return call._replace(sink=joint[:, 0] if joint.ndim == 2 else joint)
+
+
+def with_constant_sink(call: Call) -> Call:
+    """Return the same call with a sink of score 0 in place of one whose score each query has for itself.
+
+    A softmax does not see a number that is added to all scores of a row: of (z, b) and (z - b, 0) it makes the same
+    weights. So do the others that know a sink, and the code for a sink and a bias serves this one too.
+    """
+    if call.sink is None or call.sink.ndim == 1:
+        return call
+    H, S = call.q.shape[-3], call.k.shape[-2]
+    constant = call._replace(sink=call.sink.new_zeros(H))
+    return add_bias(constant, -call.sink, call.sink.new_zeros(H, S))
 
 
 def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."] | None:

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import model.attention.functions as functions
-from model.attention.call import Call, Output, contradiction, dense, features, lengths
+from model.attention.call import Call, Output, contradiction, dense, features, lengths, with_constant_sink
 from model.attention.choice import index_scores
 from model.attention.chunked import chunked
 from model.attention.fused import folded, fused, fused_with_matrix, has_varlen
@@ -107,6 +107,7 @@ def attend(call: Call, executors: Executors, device: str | None = None) -> tuple
         with torch.autocast(kind, enabled=False):
             return attend(call._replace(q=q, k=k, v=v), executors, device)
 
+    call = with_constant_sink(call)
     executor = choose(call, executors, device or kind)
     if device not in (None, kind):
         # A GPU's kernels keep no scores to drop weights, as a CPU's do, on which the tensors of a plan are.

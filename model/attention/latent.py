@@ -50,7 +50,14 @@ class LatentAttention(SplitKeys):
     multi-query attention with keys [RoPE, c] and values c.
     """
 
-    unused_settings = ("n_kv_head", "qk_norm", "rope_fraction", "score_softcap")
+    unused_settings = (
+        "n_kv_head",
+        "qk_norm",
+        "rope_fraction",
+        "rope_proportional",
+        "score_softcap",
+        "allow_neg_eigval",
+    )
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         D = config.head_channels
@@ -135,7 +142,7 @@ class GroupedTied(SplitKeys):
     numbers a token; grouped-query attention keeps 2 Hkv D.
     """
 
-    unused_settings = ("qk_norm", "rope_fraction", *MultiHeadAttention.unused_settings)
+    unused_settings = ("qk_norm", "rope_fraction", "rope_proportional", *MultiHeadAttention.unused_settings)
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.turned = max(1, config.head_channels // 2)

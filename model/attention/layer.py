@@ -56,7 +56,7 @@ class MultiHeadAttention(nn.Module):
     # Traits of a form, for the registry, the settings' checks, generation and the tests.
     modifiable: ClassVar[tuple[str, ...]] = (*SETTINGS.values(), *PARTS)
     """The parts that modifiers may change."""
-    unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
+    unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size", "allow_neg_eigval")
     """Settings without effect in this form."""
     has_kv_cache = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
@@ -286,7 +286,7 @@ class SoftCapped(MultiHeadAttention):
     """Softmax of bounded scores: see Softcap of weighting.py."""
 
     has_plain_weights = True
-    unused_settings = ("latent_size",)
+    unused_settings = ("latent_size", "allow_neg_eigval")
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(config, of_weighting(Softcap(config.score_softcap)), layer_idx)

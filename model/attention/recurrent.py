@@ -291,9 +291,11 @@ class GatedDelta(Recurrent):
 
     α = exp(-e^a softplus(x w_α + b)), β = σ(x w_β), keys and queries of length 1, each head's result RMS-normalised
     (Yang et al. 2025, Gated Delta Networks, eq. 10). With their convolution and SiLU gate it is delta+conv+gate_silu.
+    model.allow_neg_eigval doubles β: at 2 a write reflects the state at the key, so the rule has eigenvalues from -1 to
+    1 (Grazzi et al. 2025).
     """
 
-    unused_settings = ("qk_norm", *Recurrent.unused_settings)
+    unused_settings = ("qk_norm", *(name for name in Recurrent.unused_settings if name != "allow_neg_eigval"))
     flops_of_state = 6.0
     fades_by_channel = False
 
@@ -301,6 +303,7 @@ class GatedDelta(Recurrent):
         super().__init__(replace(config, qk_norm=False), layer_idx)
         C = config.n_embd
         H = config.n_head
+        self.largest_beta = 2.0 if config.allow_neg_eigval else 1.0
         self.beta = PerHead(C, H)
         # softplus gives 0.01 at first. e^a goes from 1 in the first head to 16 in the last: α from 0.99 to 0.85.
         decays = H * self.head_dim if self.fades_by_channel else H
@@ -313,7 +316,8 @@ class GatedDelta(Recurrent):
         fade = F.softplus(upcast(self.fade(x)))
         fade = fade.unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
         rate = upcast(self.log_rate).exp()[:, None, None]
-        return -rate * fade, torch.sigmoid(upcast(self.beta(x)))
+        beta = torch.sigmoid(upcast(self.beta(x)))
+        return -rate * fade, beta if self.largest_beta == 1 else self.largest_beta * beta
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         q = unit_length(upcast(call.q)) * self.head_dim**-0.5
