@@ -14,6 +14,7 @@ Other layers:
 ladder.py      from averaging the past to stacked heads, one step at a time
 latent.py      keys and values cached as one small vector
 recurrent.py   a state in place of the cache
+fading.py      products of queries and keys that fade by channel
 sparse.py      a few chosen keys; choice.py says which
 
 Executors, and how they keep the scores exact:

@@ -19,19 +19,18 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from model.attention.call import Call, Key, Output, Query, Value, repeat_heads
 from model.attention.context import AttentionContext
+from model.attention.fading import CHUNK, faded_products, left_between
 from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
 from model.config import POSITION_SETTINGS, AttentionConfig
 from model.layers import RMSNorm, upcast
 
-CHUNK = 32
-"""The tokens of a chunk, whose writes solve one triangular system; a power of two."""
 LN_ZERO = -1000.0
 """ln α of a token that starts a text, so that the state before it vanishes.
 
@@ -47,7 +46,6 @@ Beta = Float[Tensor, "*lead H T"] | None
 Rates = tuple[LogDecay, Beta]
 State = Float[Tensor, "*lead H D Dv"]
 Chunks = Float[Tensor, "n N C D"]
-Fading = Float[Tensor, "n N C _"]
 
 
 def token_by_token(
@@ -136,54 +134,6 @@ def split_chunks(x: Key) -> Chunks:
     missing = -x.shape[-2] % CHUNK
     whole = F.pad(x, (0, 0, 0, missing)) if missing else x
     return whole.flatten(0, -3).unflatten(-2, (-1, CHUNK))  # (…, H, T, D) -> (n, N, C, D)
-
-
-def left_between(log_decay: Fading, landmark: int | Int[Tensor, "C 1"]) -> Fading:
-    """Return Π α between token t and its landmark: the share left of the earlier one's state.
-
-    ln of it is a sum of ln α, not a difference of two running sums. No factor exceeds 1, and strong decays cost no
-    precision.
-    """
-    token = torch.arange(CHUNK, device=log_decay.device)
-    t = token[:, None]
-    # A row for each t, True for the tokens after the earlier of t and its landmark, up to the later.
-    between = (token > t.clamp(max=landmark)) & (token <= t.clamp(min=landmark))  # (C, C)
-    return (between.to(log_decay.dtype) @ log_decay).exp()
-
-
-def faded_products(queries: list[Chunks], k: Chunks, log_decay: Fading) -> list[Float[Tensor, "n N C C"]]:
-    """Return the products of each of `queries` with its own and earlier keys.
-
-    Each channel of a key is multiplied by the share of it that is left at the query.
-    """
-    if log_decay.shape[-1] == 1:
-        # All channels fade alike, so the share is one factor of the score.
-        lower = torch.ones(CHUNK, CHUNK, dtype=k.dtype, device=k.device).tril()
-        between = lower @ (log_decay * lower.tril(-1))  # (C, C) @ (…, C, C): the sum of ln α after s up to t
-        left = lower * between.exp()
-        return [left * (q @ k.mT) for q in queries]
-    # The channels fade at different rates: go by halves. In a block of 2m tokens the queries of the late half meet the
-    # keys of the early half. The share left is that from the key to the middle, times that from the middle to the
-    # query: one product serves all pairs, and no factor exceeds 1. The blocks of m tokens gave the products inside the
-    # halves.
-    token = torch.arange(CHUNK, device=k.device)[:, None]
-    products = [(q * k).sum(-1)[..., None, None] for q in queries]  # (…, C, 1, 1): of each token with itself
-    for m in (2**i for i in range(CHUNK.bit_length() - 1)):
-        middle = token // (2 * m) * 2 * m + m - 1
-        early, late = halves(left_between(log_decay, middle), m)  # (…, C/2m, m, D)
-        keys = (early * halves(k, m)[0]).mT  # (…, C/2m, D, m)
-        for i, q in enumerate(queries):
-            across = (late * halves(q, m)[1]) @ keys  # (…, m, D) @ (…, D, m) -> (…, C/2m, m, m)
-            # Two blocks of m and the products across them make a block of 2m: [[first, 0], [across, second]].
-            first, second = products[i].unflatten(-3, (-1, 2)).unbind(-3)
-            lower = torch.cat((across, second), -1)  # (…, C/2m, m, 2m)
-            products[i] = torch.cat((F.pad(first, (0, m)), lower), -2)  # (…, C/2m, 2m, 2m)
-    return [product.squeeze(-3) for product in products]
-
-
-def halves(x: Float[Tensor, "*lead C D"], m: int) -> tuple[Float[Tensor, "*lead _ m D"], ...]:
-    """Return the early and the late half of every 2m tokens: (…, C, D) -> twice (…, C/2m, m, D)."""
-    return x.unflatten(-2, (-1, 2, m)).unbind(-3)
 
 
 def of_one_length(x: Stream) -> Stream:
