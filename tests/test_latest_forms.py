@@ -16,9 +16,14 @@ from model.attention import AttentionContext
 from model.attention.call import Call, add_sink
 from model.attention.contract import of_weighting
 from model.attention.executors import attend
+from model.attention.fading import faded_scores
 from model.attention.recurrent import in_chunks, token_by_token
 from model.attention.weighting import PLAIN, Softcap, Sparsemax
+from model.config import GPTConfig
+from model.gpt import GPT
+from model.rope import rotate
 
+DISTANCE = torch.arange(T)[:, None] - torch.arange(T)
 HIDDEN = torch.ones(T, T).triu(1) > 0
 
 
@@ -159,3 +164,125 @@ def test_documents_are_apart(attention):
     made, x = random_layer(attention), torch.randn(B, T, C).double()
     y = made(x, AttentionContext(doc_starts=LATE))
     close(y[1, 5:], made(x[1:, 5:])[0], rtol=1e-5, atol=1e-5)
+
+
+# More in a weight, and more in a score.
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_kv_head": 2}, {"attention_window": 4}], ids=str)
+@pytest.mark.parametrize("position", ["none", "rope"])
+@torch.no_grad()
+def test_parallax_fits_a_line_to_the_values_around_a_query(settings, position):
+    made, x = random_layer("parallax", position=position, **settings), torch.randn(B, T, C).double()
+    scores, v = heads_of(made, x)
+    q, k, _ = made.project(x)
+    r = (x @ made.r_proj.weight.T).view(B, T, H, D).transpose(1, 2)
+    k = k.repeat_interleave(H // k.shape[1], 1)
+    if position == "rope":
+        q, k, r = (rotate(t, made.rope.table(t)) for t in (q, k, r))
+    scores = (q @ k.mT / math.sqrt(D)).masked_fill(HIDDEN, -math.inf)
+    if "attention_window" in settings:
+        scores = scores.masked_fill(torch.ones(T, T).tril(-4) > 0, -math.inf)
+    p = scores.softmax(-1)[..., None]  # (B, H, T, S, 1)
+    along = torch.einsum("bhtd,bhsd->bhts", r, k)[..., None]
+    mean = (p * v[:, :, None]).sum(3, keepdim=True)
+    covariance = (p * (along - (p * along).sum(3, keepdim=True)) * (v[:, :, None] - mean)).sum(3)
+    y = mean[..., 0, :] - covariance
+    close(made(x), made.merge(y), rtol=1e-5, atol=1e-5)  # RoPE's angles are float32
+    close(made.weights(x) @ v, y, rtol=1e-5, atol=1e-5)
+
+
+def test_parallax_begins_as_sdpa_also_in_a_gpt_and_of_a_line_returns_its_value():
+    begins_as("sdpa", "parallax")
+    fresh = GPT(GPTConfig(attention="parallax", vocab_size=9, n_layer=2, n_embd=16, n_head=2))
+    assert not any(attention.r_proj.weight.any() for attention in fresh.attentions)
+    # Of values that are a line of one channel of the keys, v = a + b k, any slope gives y = E[v] - r Var[k] b.
+    made = random_layer("parallax", position="none", n_head=1, n_embd=1, head_size=1, qk_norm=False)
+    for weight in made.parameters():
+        weight.data.fill_(1.0)
+    x = torch.randn(1, T, 1).double()
+    p = (x @ x.mT).masked_fill(HIDDEN, -math.inf).softmax(-1)
+    mean, square = p @ x, p @ x**2
+    exact(made(x), mean - x * (square - mean**2))
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_kv_head": 2}, {"position": "alibi"}], ids=str)
+@torch.no_grad()
+def test_walls_keys_fade_channel_by_channel_on_their_way_to_a_query(settings):
+    made, x = random_layer("wall", **settings), torch.randn(B, T, C).double()
+    made.fade.bias.sub_(0.5)
+    q, k, v = made.project(x)
+    gate = torch.sigmoid(x @ made.fade.weight.T + made.fade.bias).view(B, T, -1, D).transpose(1, 2)
+    k, v, gate = (t.repeat_interleave(H // t.shape[1], 1) for t in (k, v, gate))
+    scores = torch.full((B, H, T, T), -math.inf).double()
+    for t in range(T):
+        left = torch.ones(B, H, D).double()
+        for s in reversed(range(t + 1)):
+            scores[:, :, t, s] = (q[:, :, t] * k[:, :, s] * left).sum(-1) / math.sqrt(D)
+            left = left * gate[:, :, s]
+    if made.alibi:
+        scores = scores - torch.tensor([2.0 ** (-8 * h / H) for h in range(1, H + 1)])[:, None, None] * DISTANCE
+    exact(made(x), made.merge(scores.softmax(-1) @ v))
+
+
+@pytest.mark.parametrize("shift", [0.0, 4.0, -4.0])
+@pytest.mark.parametrize("T", [1, 5, 31, 129, 300])
+def test_products_that_fade_are_their_definition_in_any_length_however_strong_the_decay(T, shift):
+    S = T + 70
+    q, k = torch.randn(2, H, T, D).double().requires_grad_(), torch.randn(2, H, S, D).double().requires_grad_()
+    gates = (torch.randn(2, H, S, D).double() + shift).requires_grad_()
+    total = F.logsigmoid(gates).cumsum(-2)
+    key, query = torch.arange(S), torch.arange(70, S)[:, None]
+    left = (total[:, :, 70:, None] - total[:, :, None]).masked_fill((key > query)[..., None], -math.inf).exp()
+    wanted = torch.einsum("bhtd,bhsd,bhtsd->bhts", q, k, left)
+    found = faded_scores(q, k, total).masked_fill(key > query, 0)
+    exact(found, wanted)
+    g = torch.randn_like(wanted)
+    both = (torch.autograd.grad(y, (q, k, gates), g, retain_graph=True) for y in (found, wanted))
+    for gradients in zip(*both, strict=True):
+        exact(*gradients)
+
+
+def test_wall_with_equal_channels_multiplies_a_score_by_what_forget_adds_to_it_as_a_logarithm():
+    wall = random_layer("wall", n_head=1, head_size=2, qk_norm=False)
+    wall.fade.weight.data[1], wall.fade.bias.data[1] = wall.fade.weight.data[0], wall.fade.bias.data[0]
+    x = torch.randn(1, T, C).double()
+    q, k, v = wall.project(x)
+    total = F.logsigmoid(x @ wall.fade.weight[0] + wall.fade.bias[0]).cumsum(-1)
+    scores = (q @ k.mT)[0, 0] / math.sqrt(2) * (total.mT - total).exp()
+    exact(wall(x), wall.merge(scores.masked_fill(HIDDEN, -math.inf).softmax(-1) @ v))
+
+
+@pytest.mark.parametrize("block_size", [24, 5])
+@torch.no_grad()
+def test_a_relative_bias_is_inklings(block_size):
+    modeling = pytest.importorskip("transformers.models.inkling.modeling_inkling")
+    made = random_layer("sdpa+relative", position="none", block_size=block_size, n_kv_head=2)
+    x, modifier = torch.randn(B, T, C).double(), made.modifiers["relative"]
+    assert modifier.profiles.shape == (16, block_size)
+    theirs = modeling.InklingRelativeLogits(16, block_size).double()
+    theirs.proj.copy_(modifier.profiles)
+    place = torch.arange(T)
+    bias = theirs((x @ modifier.r_proj.weight.T).view(B, T, H, 16), place, place)
+    scores, v = heads_of(made, x)
+    exact(made(x), made.merge((scores + bias).softmax(-1) @ v))
+    far = made(torch.cat((x, x, x), 1))  # beyond the farthest distance there is no bias
+    assert far.isfinite().all()
+    begins_as("sdpa", "sdpa+relative")
+
+
+@pytest.mark.parametrize(
+    "attention", ["parallax", "wall", "sdpa+relative", "wall+relative+sink+window", "parallax+diff"]
+)
+def test_long_texts_go_by_rows_as_short_ones_by_matrices_with_their_gradients(attention):
+    window = {"attention_window": 50} if "window" in attention else {}
+    made = random_layer(attention, **window, n_kv_head=2, block_size=300)
+    x = torch.randn(2, 300, C).double().requires_grad_()
+    inputs = [x, *made.parameters()]
+    long = made(x)
+    made.function = made.function.by(*(e for e in made.function.executors if e.name in ("weighted", "fused_matrix")))
+    short = made(x)
+    exact(long, short)
+    g = torch.randn_like(long)
+    for pair in zip(*(torch.autograd.grad(y, inputs, g) for y in (long, short)), strict=True):
+        close(*pair, rtol=1e-8, atol=1e-8)

@@ -31,7 +31,20 @@ matmul = FORMS["matmul"]
 C, CPU = 16, torch.device("cpu")
 STATES = [name for name, kind in FORMS.items() if isinstance(kind, type) and issubclass(kind, Recurrent)]
 ROWS = [name for name in FORMS if name not in STATES]
-SUM_TO_ONE = (*SOFTMAX, "softcap", "average", "simple", "single_head", "stacked", "mla", "gta", "moba", "index")
+SUM_TO_ONE = (
+    *SOFTMAX,
+    "softcap",
+    "average",
+    "simple",
+    "single_head",
+    "stacked",
+    "mla",
+    "gta",
+    "moba",
+    "index",
+    "parallax",
+    "wall",
+)
 every_form, form_of_rows = pytest.mark.parametrize("form", FORMS), pytest.mark.parametrize("form", ROWS)
 every_position = pytest.mark.parametrize("position", POSITIONS)
 
@@ -146,7 +159,7 @@ def test_any_number_of_leading_dimensions_are_as_one_and_starts_are_a_mask(form)
         attention(x, AttentionContext(doc_starts=doc_starts.repeat(3, 1)))[1],
         attention(x[1], AttentionContext(doc_starts=doc_starts)),
     )
-    for shape in ((2, 1, 1, 5), (H, 1, 5), (2, H, 5, 5)) if form in ROWS else ():
+    for shape in ((2, 1, 1, 5), (H, 1, 5), (2, H, 5, 5)) if attention.accepts_mask else ():
         mask = torch.rand(shape) > 0.3
         close(
             attention(x[0], AttentionContext(mask=mask, doc_starts=doc_starts)),
@@ -199,13 +212,16 @@ WEIGHTS = {
     "gta": ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"),
     "delta": DELTA,
     "kda": DELTA,
+    "parallax": ("qkv_proj.weight", "o_proj.weight", *QK_NORM, "r_proj.weight"),
+    "wall": (*PROJECTIONS, *QK_NORM, "fade.weight", "fade.bias"),
     "index": (*PROJECTIONS, *QK_NORM, "index_proj.weight", "index_norm.weight", "index_norm.bias"),
 }
 WEIGHTS_OF_MODIFIERS = {
     "value_residual": ("mixture",), "key_offset": (), "logn": ("factor",), "forget": ("gate.weight", "gate.bias"),
     "fade": ("rate",), "sink": ("bias",), "diff": ("weight.weight",), "xsa": ("strength",), "gate": ("gate.weight",),
     "gate_element": ("gate.weight",), "gate_silu": ("gate_proj.weight",), "joint_norm": QK_NORM, "conv": ("weight",),
-    "value_embedding": ("gate.weight", "embedding.weight"), "token_sink": ("weight.weight",), "out_norm": (),
+    "value_embedding": ("gate.weight", "embedding.weight"), "relative": ("profiles", "r_proj.weight"),
+    "token_sink": ("weight.weight",), "out_norm": (),
     "gate_biased": ("bias", "gate.weight"), "gate_softplus": ("gate.weight",),
 }  # fmt: skip
 
@@ -284,6 +300,7 @@ def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
     lacks |= dict.fromkeys(STATES, "window rotation queries scores") | dict.fromkeys(("mla", "gta"), "keys values")
     changed = SETTINGS | {name: kind.changes for name, kind in MODIFIERS.items()}
     refused = {name for name, what in changed.items() if what in lacks.get(form, "").split()}
+    refused |= {"nope"} if form == "wall" else set()
     refused |= {"sink", "token_sink"} if form in ("sigmoid", "stick", "moba") else set()
     taken = {name.split("+")[1] for name in combinations() if name.startswith(f"{form}+")}
     assert form in SOFTMAX or taken == changed.keys() - refused
@@ -311,7 +328,7 @@ def test_settings_that_change_nothing_are_known_and_change_nothing(form):
     )
 
 
-@pytest.mark.parametrize("attention", [*STATES, "sdpa+key_offset", "sdpa+forget"])
+@pytest.mark.parametrize("attention", [*STATES, "wall", "sdpa+key_offset", "sdpa+forget"])
 def test_what_sums_up_or_shifts_the_past_takes_starts_and_refuses_a_mask(attention):
     for call in (layer(attention), layer(attention).weights):  # F4
         with pytest.raises(ValueError, match=r"takes no mask: pass doc_starts"):

@@ -26,6 +26,7 @@ from model.attention.call import (
     Key,
     Output,
     Query,
+    Relative,
     Value,
     add_bias,
     add_sink,
@@ -403,7 +404,10 @@ class GateElement(Gate):
 
 @modifier("gate_biased", changes="result")
 class GateBiased(GateElement):
-    """gate_element with a bias for each head, y · 2σ(x W + b_h) (Beam, 2026). b starts at 0."""
+    """gate_element with a bias for each head, y · 2σ(x W + b_h) (Beam, 2026).
+
+    b starts at 0.
+    """
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
@@ -542,3 +546,28 @@ class ValueEmbedding(Modifier):
         # (B, T, Hkv·D) -> (B, T, Hkv, D) -> (B, Hkv, T, D)
         e = self.embedding(ctx.tokens).unflatten(-1, (v.shape[1], -1)).transpose(1, 2).to(v.dtype)
         return q, k, v + 2 * torch.sigmoid(self.gate(x))[..., None] * e
+
+
+# score() once more.
+
+
+@modifier("relative", changes="scores")
+class RelativeBias(Modifier):
+    """A bias by the distance, of a shape that the query's token chooses.
+
+    b_td = (x_t W_r) · p_d per head (Inkling, 2026). The layer learns 16 profiles p over the distances up to 1,024, or
+    the block size if that is less; beyond them the bias is 0. They start at 0. Inkling has this in place of RoPE:
+    sdpa+relative+nope.
+    """
+
+    rank = 16
+    farthest = 1024
+
+    def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        super().__init__(layer, config)
+        self.r_proj = Linear(config.n_embd, layer.n_head * self.rank, bias=False)
+        self.profiles = nn.Parameter(torch.zeros(self.rank, min(self.farthest, config.block_size)))
+
+    def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
+        r = self.r_proj(x).unflatten(-1, (-1, self.rank)).transpose(1, 2)  # (B, T, C) -> (B, H, T, rank)
+        return call._replace(relative=Relative(repeat_heads(r, call.q.shape[-3]), self.profiles))

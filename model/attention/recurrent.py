@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from model.attention.call import Call, Key, Output, Query, Value, repeat_heads
 from model.attention.context import AttentionContext
-from model.attention.fading import CHUNK, faded_products, left_between
+from model.attention.fading import CHUNK, faded_products, left_between, split_chunks
 from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
@@ -45,7 +45,6 @@ By channel, each row of the state fades at its own rate.
 Beta = Float[Tensor, "*lead H T"] | None
 Rates = tuple[LogDecay, Beta]
 State = Float[Tensor, "*lead H D Dv"]
-Chunks = Float[Tensor, "n N C D"]
 
 
 def token_by_token(
@@ -124,16 +123,6 @@ def in_chunks(
     y = (before * q) @ torch.stack(states, 1) + inside @ written
     y = y.view(*lead, -1, y.shape[-1])[..., :T, :]  # (n, N, C, Dv) -> (…, H, T, Dv), without the padding
     return y, state.view(*lead, *state.shape[-2:])
-
-
-def split_chunks(x: Key) -> Chunks:
-    """Cut the text into chunks, the last one padded with zeros.
-
-    Padding neither fades nor writes: its ln α, keys and values are 0.
-    """
-    missing = -x.shape[-2] % CHUNK
-    whole = F.pad(x, (0, 0, 0, missing)) if missing else x
-    return whole.flatten(0, -3).unflatten(-2, (-1, CHUNK))  # (…, H, T, D) -> (n, N, C, D)
 
 
 def of_one_length(x: Stream) -> Stream:
