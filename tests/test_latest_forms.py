@@ -286,3 +286,77 @@ def test_long_texts_go_by_rows_as_short_ones_by_matrices_with_their_gradients(at
     g = torch.randn_like(long)
     for pair in zip(*(torch.autograd.grad(y, inputs, g) for y in (long, short)), strict=True):
         close(*pair, rtol=1e-8, atol=1e-8)
+
+
+# States that erase and write by channel; mla whose keys are chosen.
+
+
+@pytest.mark.parametrize("negative", [False, True])
+@torch.no_grad()
+def test_gdn2_erases_and_writes_by_channel(negative):
+    made, x = random_layer("gdn2", n_kv_head=2, allow_neg_eigval=negative), torch.randn(B, T, C).double()
+    q, k, v = (t.repeat_interleave(H // t.shape[1], 1) for t in made.project(x))
+    q, k = (t / (t.square().sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
+
+    def of_channels(gate):
+        return torch.sigmoid(x @ gate.weight.T).view(B, T, H, D).transpose(1, 2)
+
+    b, w = (1 + negative) * of_channels(made.erase), of_channels(made.write)
+    rate = F.softplus(x @ made.fade.weight.T + made.fade.bias).view(B, T, H, D).transpose(1, 2)
+    alpha = torch.exp(-made.log_rate.exp()[:, None, None] * rate)
+    state, y = torch.zeros(B, H, D, D).double(), torch.zeros(B, H, T, D).double()
+    for t in range(T):
+        key = k[:, :, t, :, None]
+        erase = torch.eye(D).double() - key * (b[:, :, t] * k[:, :, t])[:, :, None]  # I - k (b k)ᵀ
+        state = erase @ (alpha[:, :, t, :, None] * state) + key * (w[:, :, t] * v[:, :, t])[:, :, None]
+        y[:, :, t] = (q[:, :, t, None] @ state)[:, :, 0] / math.sqrt(D)
+    y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * made.out_norm.weight
+    exact(made(x), made.merge(y))
+
+
+@torch.no_grad()
+def test_gdn2_is_kda_where_all_channels_have_one_beta():
+    kda, made = random_layer("kda"), random_layer("gdn2")
+    made.load_state_dict(kda.state_dict(), strict=False)
+    for gate in (made.erase, made.write):
+        gate.weight.copy_(kda.beta.weight.repeat_interleave(D, 0))
+    for length in (T, 70):  # within a chunk, and over several
+        x = torch.randn(B, length, C).double()
+        close(made(x), kda(x), rtol=1e-7, atol=1e-7)
+
+
+def test_chunks_of_a_state_that_erases_by_channel_are_its_definition_with_gradients():
+    shape = 2, 3, 75, D
+    q, k, v, b = (torch.randn(shape).double().requires_grad_() for _ in range(4))
+    decay = (-torch.rand(shape).double()).requires_grad_()
+    inputs = q, k, v, decay, b
+    state = torch.randn(2, 3, D, D).double()
+    key = F.normalize(k, dim=-1)
+    found, wanted = (
+        torch.cat([part.flatten() for part in scan(q, key, v, decay, None, state, 2 * torch.sigmoid(b) * key)])
+        for scan in (in_chunks, token_by_token)
+    )
+    close(found, wanted, rtol=1e-8, atol=1e-8)
+    g = torch.randn_like(found)
+    for pair in zip(*(torch.autograd.grad(y, inputs, g, retain_graph=True) for y in (found, wanted)), strict=True):
+        close(*pair, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("others", ["", "+sink+window"])
+@torch.no_grad()
+def test_dsa_is_mla_over_the_keys_that_an_indexer_chooses(others):
+    settings = {"attention_window": 6} if others else {}
+    made, mla = (random_layer(name + others, block_size=16, **settings) for name in ("dsa", "mla"))  # 4 keys
+    mla.load_state_dict(made.state_dict(), strict=False)
+    x = torch.randn(B, T, C).double()
+    asks, key, share = (x @ made.index_proj.weight.T).split((2 * D, D, 2), -1)
+    key = F.layer_norm(key, [D], made.index_norm.weight, made.index_norm.bias, 1e-6)
+    table = made.rope.table(x)  # of the first channels of an index head, as many as mla rotates
+    asks, key = rotate(asks.view(B, T, 2, D).transpose(1, 2), table), rotate(key[:, None], table)
+    index = (share.mT[..., None] * F.relu(asks @ key.mT)).sum(1)
+    chosen = torch.zeros(B, 1, T, T, dtype=torch.bool)
+    for b, t in [(b, t) for b in range(B) for t in range(T)]:
+        seen = range(max(0, t - 5) if others else 0, t + 1)
+        best = sorted(seen, key=lambda s: (s == t, round(index[b, t, s].item(), 9), s))[-4:]
+        chosen[b, 0, t, best] = True
+    close(made(x), mla(x, AttentionContext(mask=chosen)), rtol=1e-9, atol=1e-9)

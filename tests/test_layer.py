@@ -44,6 +44,7 @@ SUM_TO_ONE = (
     "index",
     "parallax",
     "wall",
+    "dsa",
 )
 every_form, form_of_rows = pytest.mark.parametrize("form", FORMS), pytest.mark.parametrize("form", ROWS)
 every_position = pytest.mark.parametrize("position", POSITIONS)
@@ -193,8 +194,10 @@ def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
         close(weights.sum(-1), torch.ones(weights.shape[:-1]))
     values, ctx.cache = attention.project(x)[2], None
     values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
+    if form == "gdn2":
+        values = attention.written(values, x)
     gathered = weights @ values
-    if form in ("retention", "delta", "kda"):  # which normalise it
+    if form in ("retention", "delta", "kda", "gdn2"):  # which normalise it
         gathered = getattr(attention, "out_norm", RMSNorm(gathered.shape[-1], eps=1e-6))(gathered)
     close(attention.merge(gathered), attention.eval()(x, ctx))
 
@@ -214,6 +217,11 @@ WEIGHTS = {
     "kda": DELTA,
     "parallax": ("qkv_proj.weight", "o_proj.weight", *QK_NORM, "r_proj.weight"),
     "wall": (*PROJECTIONS, *QK_NORM, "fade.weight", "fade.bias"),
+    "gdn2": (*(name for name in DELTA if name != "beta.weight"), "erase.weight", "write.weight"),
+    "dsa": (
+        *(f"{name}.weight" for name in ("q_proj", "k_proj", "c_proj", "c_norm", "k_up", "v_up", "o_proj")),
+        *("index_proj.weight", "index_norm.weight", "index_norm.bias"),
+    ),
     "index": (*PROJECTIONS, *QK_NORM, "index_proj.weight", "index_norm.weight", "index_norm.bias"),
 }
 WEIGHTS_OF_MODIFIERS = {
@@ -297,7 +305,9 @@ def test_names_that_mean_nothing_together_are_refused_in_a_sentence(attention, w
 @every_form
 def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
     lacks = {"average": "rotation queries keys values scores result", "simple": "queries keys values scores result"}
-    lacks |= dict.fromkeys(STATES, "window rotation queries scores") | dict.fromkeys(("mla", "gta"), "keys values")
+    lacks |= dict.fromkeys(STATES, "window rotation queries scores") | dict.fromkeys(
+        ("mla", "gta", "dsa"), "keys values"
+    )
     changed = SETTINGS | {name: kind.changes for name, kind in MODIFIERS.items()}
     refused = {name for name, what in changed.items() if what in lacks.get(form, "").split()}
     refused |= {"nope"} if form == "wall" else set()
@@ -372,7 +382,9 @@ def test_modifiers_act_in_the_order_of_their_registration_with_those_that_add_a_
 
 @every_form
 def test_a_layer_gets_its_number_when_it_is_made_and_gives_it_to_its_modifiers(form):
-    config = AttentionConfig(attention=f"{form}+conv" if form not in ("average", "simple", "mla", "gta") else form)
+    config = AttentionConfig(
+        attention=f"{form}+conv" if form not in ("average", "simple", "mla", "gta", "dsa") else form
+    )
     made = make_attention(config, 3)
     assert made.layer_idx == 3 and all(modifier.layer_idx == 3 for modifier in made.modifiers.values())
     assert make_attention(config).layer_idx == 0

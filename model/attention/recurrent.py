@@ -9,6 +9,7 @@ past. A token reads it with its query, and writes to it with its key and value:
     retention  α < 1,  u = v                           a sum that fades
     delta      α(x),   u = β (v - (α_t S_{t-1})ᵀ k)    a sum that fades, with the value at the key replaced
     kda        the same, with an α for each row of S
+    gdn2       u = w v - (α_t S_{t-1})ᵀ (b k), with an α and a b for each row of S and a w for each column
 
 `token_by_token` is that definition, and decodes. `in_chunks` gives the same by products of matrices, and trains.
 """
@@ -54,8 +55,12 @@ def token_by_token(
     log_decay: LogDecay,
     beta: Beta,
     state: State,
+    erase: Key | None = None,
 ) -> tuple[Output, State]:
-    """Return y and the last state, one token after the other."""
+    """Return y and the last state, one token after the other.
+
+    erase: what reads the old value that a write removes, in place of β k; β is then None, and v is written whole.
+    """
     outputs = []
     decay = log_decay.exp()
     for t in range(q.shape[-2]):
@@ -65,6 +70,8 @@ def token_by_token(
         if beta is not None:
             # The delta rule: subtract the value that the state has at the key, so that the write replaces it.
             written = beta[..., t, None, None] * (written - key.mT @ state)
+        if erase is not None:
+            written = written - erase[..., t, None, :] @ state
         state = state + key * written
         outputs.append(q[..., t, None, :] @ state)
     return torch.cat(outputs, -2), state
@@ -77,6 +84,7 @@ def in_chunks(
     log_decay: LogDecay,
     beta: Beta,
     state: State,
+    erase: Key | None = None,
 ) -> tuple[Output, State]:
     """Return the same as token_by_token, by matrix products in chunks of CHUNK tokens.
 
@@ -94,9 +102,16 @@ def in_chunks(
     left_at_end = before[..., -1, :, None]  # (n, N, 1 or D, 1)
     # The keys, faded as much as they are at the chunk's end.
     end_keys = (left_between(log_decay, CHUNK - 1) * k).mT  # (n, N, C, D) -> (n, N, D, C)
-    inside, *overlaps = faded_products([q] if beta is None else [q, k], k, log_decay)  # (n, N, C, C)
+    reads = k if erase is None else split_chunks(erase)
+    has_delta = beta is not None or erase is not None
+    inside, *overlaps = faded_products([q, reads] if has_delta else [q], k, log_decay)  # (n, N, C, C)
     fresh = v
     erased = []
+    if erase is not None:
+        identity = torch.eye(CHUNK, dtype=q.dtype, device=q.device)
+        solved = torch.linalg.solve_triangular(overlaps[0], identity, upper=False, unitriangular=True)
+        fresh = solved @ v
+        erased = [solved @ (before * reads)]
     if beta is not None:
         # Invert I + A. Of the overlaps the solver reads the part below the diagonal alone, which it takes for 1.
         scale = split_chunks(beta[..., None])  # (n, N, C, 1)
@@ -161,6 +176,10 @@ class Recurrent(MultiHeadAttention):
         """Return ln α and β; β is None if all of v is written."""
         return x.new_zeros(1, x.shape[1], 1), None
 
+    def erasers(self, k: Key, x: Stream) -> Key | None:
+        """Return what reads the old values in place of β k, for a form whose writes erase by channel."""
+        return None
+
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Read and write the state, in float32 at least, without autocast."""
         x = of_one_length(x)
@@ -176,7 +195,7 @@ class Recurrent(MultiHeadAttention):
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in call[:3])
             state = kept.get("state", q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
-            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, state)
+            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, state, self.erasers(k, x))
         kept["state"] = state.detach()
         return y.to(x.dtype)
 
@@ -252,11 +271,15 @@ class GatedDelta(Recurrent):
         self.out_norm = RMSNorm(self.head_dim, eps=NORM_EPS)
 
     def rates(self, x: Stream) -> Rates:
+        beta = torch.sigmoid(upcast(self.beta(x)))
+        return self.log_decay(x), beta if self.largest_beta == 1 else self.largest_beta * beta
+
+    def log_decay(self, x: Stream) -> LogDecay:
+        """Return ln α, of each token or of each channel of its key."""
         fade = F.softplus(upcast(self.fade(x)))
         fade = fade.unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
         rate = upcast(self.log_rate).exp()[:, None, None]
-        beta = torch.sigmoid(upcast(self.beta(x)))
-        return -rate * fade, beta if self.largest_beta == 1 else self.largest_beta * beta
+        return -rate * fade
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         q = unit_length(upcast(call.q)) * self.head_dim**-0.5
@@ -274,3 +297,41 @@ class KimiDelta(GatedDelta):
     """
 
     fades_by_channel = True
+
+
+@form("gdn2")
+class GatedDelta2(KimiDelta):
+    """The gated delta rule with β for each channel, one to erase and one to write.
+
+    (NVIDIA 2026, Gated DeltaNet-2.)
+
+        S_t = (I - k (b k)ᵀ) Diag(α) S_{t-1} + k (w v)ᵀ
+
+    b = σ(x W_b) of each channel of a key, w = σ(x W_w) of each channel of a value; model.allow_neg_eigval doubles b.
+    With b = w = β in all channels it is kda. gdn2+conv+gate_element has the paper's convolution and gate.
+    """
+
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, layer_idx)
+        del self.beta
+        channels = self.n_head * self.head_dim
+        self.erase = PerHead(config.n_embd, channels)
+        self.write = PerHead(config.n_embd, channels)
+
+    def rates(self, x: Stream) -> Rates:
+        return self.log_decay(x), None
+
+    def erasers(self, k: Key, x: Stream) -> Key:
+        return self.largest_beta * self.of_channels(self.erase, x) * k
+
+    def of_channels(self, gate: PerHead, x: Stream) -> Float[Tensor, "B H T D"]:
+        return torch.sigmoid(upcast(gate(x))).unflatten(1, (self.n_head, -1)).mT  # (B, H·D, T) -> (B, H, T, D)
+
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        if ctx.weights_only:  # of w v, whose weight is one number for all channels
+            return super().attend(call, x, ctx)
+        return super().attend(call._replace(v=self.written(call.v, x)), x, ctx)
+
+    def written(self, v: Value, x: Stream) -> Output:
+        """Return the values as they are written, w v, for each head."""
+        return self.of_channels(self.write, x) * upcast(repeat_heads(v, self.n_head))
