@@ -19,6 +19,7 @@ from model.attention.executors import attend
 from model.attention.fading import faded_scores
 from model.attention.recurrent import in_chunks, token_by_token
 from model.attention.weighting import PLAIN, Softcap, Sparsemax
+from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.rope import rotate
@@ -360,3 +361,64 @@ def test_dsa_is_mla_over_the_keys_that_an_indexer_chooses(others):
         best = sorted(seen, key=lambda s: (s == t, round(index[b, t, s].item(), 9), s))[-4:]
         chosen[b, 0, t, best] = True
     close(made(x), mla(x, AttentionContext(mask=chosen)), rtol=1e-9, atol=1e-9)
+
+
+# Keys that are the values.
+
+
+@pytest.mark.parametrize("settings", [{}, {"qk_norm": False}, {"n_kv_head": 2, "attention_window": 5}], ids=str)
+@torch.no_grad()
+def test_keys_are_values_and_half_a_cache_is_kept(settings):
+    made, x = random_layer("k_eq_v", **settings), torch.randn(B, T, C).double()
+    heads = settings.get("n_kv_head", H)
+    u = (x @ made.kv_proj.weight.T).view(B, T, heads, D).transpose(1, 2)
+    q = (x @ made.q_proj.weight.T).view(B, T, H, D).transpose(1, 2)
+    k = v = u
+    if "qk_norm" not in settings:
+        v = u / (u.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        k = v * made.k_scale
+        q = q / (q.square().mean(-1, keepdim=True) + 1e-6).sqrt() * made.q_norm.weight
+    q, k = (rotate(t, made.rope.table(t)) for t in (q, k))
+    k, v = (t.repeat_interleave(H // heads, 1) for t in (k, v))
+    scores = (q @ k.mT / math.sqrt(D)).masked_fill(HIDDEN, -math.inf)
+    if "attention_window" in settings:
+        scores = scores.masked_fill(DISTANCE >= 5, -math.inf)
+    y = made.merge(scores.softmax(-1) @ v)
+    exact(made(x), y)
+    cache, pieces = KVCache(T), []
+    for piece in x.split((5, 3, 1, 1, 1, 1), 1):
+        pieces.append(made(piece, AttentionContext(cache=cache)))
+        cache.position += piece.shape[1]
+    exact(torch.cat(pieces, 1), y)
+    assert cache.nbytes == 8 * B * heads * D * cache.layers[0]["tied"].shape[2]  # one row a token
+
+
+@torch.no_grad()
+def test_k_eq_v_is_gemma_4s_full_layer():
+    pytest.importorskip("transformers")
+    modeling = pytest.importorskip("transformers.models.gemma4.modeling_gemma4")
+    from transformers import Gemma4TextConfig
+
+    shape = dict(hidden_size=C, num_attention_heads=H, num_key_value_heads=2, num_global_key_value_heads=2, head_dim=D)
+    shape |= dict(global_head_dim=D, num_hidden_layers=1, layer_types=["full_attention"], attention_k_eq_v=True)
+    shape |= dict(num_kv_shared_layers=0, attn_implementation="eager", rms_norm_eps=1e-6)
+    config = Gemma4TextConfig(**shape)
+    theirs = modeling.Gemma4TextAttention(config, 0).double().eval()
+    for parameter in theirs.parameters():
+        parameter.copy_(0.5 * torch.randn_like(parameter) + (parameter.ndim == 1))
+    made = random_layer("k_eq_v", n_kv_head=2, head_size=D)
+
+    def neighbours(rows):  # ours turns channels 2i and 2i + 1, theirs i and i + D / 2
+        return rows.unflatten(0, (-1, 2, D // 2)).transpose(1, 2).flatten(0, 2)
+
+    made.q_proj.weight.copy_(neighbours(theirs.q_proj.weight))
+    made.q_norm.weight.copy_(math.sqrt(D) * neighbours(theirs.q_norm.weight))  # their scale is 1
+    made.kv_proj.weight.copy_(neighbours(theirs.k_proj.weight))
+    made.k_scale.copy_(neighbours(theirs.k_norm.weight))
+    out = theirs.o_proj.weight.unflatten(1, (H, 2, D // 2)).transpose(2, 3).flatten(1)  # of values in our order
+    made.o_proj.weight.copy_(out)
+    x, angles = torch.randn(B, T, C).double(), torch.arange(T)[:, None] * 10_000.0 ** (-torch.arange(0, D, 2) / D)
+    angles = torch.cat((angles, angles), -1)[None].double()
+    mask = torch.zeros(T, T).double().masked_fill(HIDDEN, -1e30)[None, None]
+    wanted = theirs(x, (angles.cos(), angles.sin()), mask, {})[0]
+    close(made(x), wanted, rtol=1e-5, atol=1e-5)

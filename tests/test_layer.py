@@ -45,6 +45,7 @@ SUM_TO_ONE = (
     "parallax",
     "wall",
     "dsa",
+    "k_eq_v",
 )
 every_form, form_of_rows = pytest.mark.parametrize("form", FORMS), pytest.mark.parametrize("form", ROWS)
 every_position = pytest.mark.parametrize("position", POSITIONS)
@@ -218,6 +219,7 @@ WEIGHTS = {
     "parallax": ("qkv_proj.weight", "o_proj.weight", *QK_NORM, "r_proj.weight"),
     "wall": (*PROJECTIONS, *QK_NORM, "fade.weight", "fade.bias"),
     "gdn2": (*(name for name in DELTA if name != "beta.weight"), "erase.weight", "write.weight"),
+    "k_eq_v": ("k_scale", "q_proj.weight", "kv_proj.weight", "o_proj.weight", "q_norm.weight"),
     "dsa": (
         *(f"{name}.weight" for name in ("q_proj", "k_proj", "c_proj", "c_norm", "k_up", "v_up", "o_proj")),
         *("index_proj.weight", "index_norm.weight", "index_norm.bias"),
@@ -306,7 +308,7 @@ def test_names_that_mean_nothing_together_are_refused_in_a_sentence(attention, w
 def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
     lacks = {"average": "rotation queries keys values scores result", "simple": "queries keys values scores result"}
     lacks |= dict.fromkeys(STATES, "window rotation queries scores") | dict.fromkeys(
-        ("mla", "gta", "dsa"), "keys values"
+        ("mla", "gta", "dsa", "k_eq_v"), "keys values"
     )
     changed = SETTINGS | {name: kind.changes for name, kind in MODIFIERS.items()}
     refused = {name for name, what in changed.items() if what in lacks.get(form, "").split()}
@@ -383,7 +385,7 @@ def test_modifiers_act_in_the_order_of_their_registration_with_those_that_add_a_
 @every_form
 def test_a_layer_gets_its_number_when_it_is_made_and_gives_it_to_its_modifiers(form):
     config = AttentionConfig(
-        attention=f"{form}+conv" if form not in ("average", "simple", "mla", "gta", "dsa") else form
+        attention=f"{form}+conv" if form not in ("average", "simple", "mla", "gta", "dsa", "k_eq_v") else form
     )
     made = make_attention(config, 3)
     assert made.layer_idx == 3 and all(modifier.layer_idx == 3 for modifier in made.modifiers.values())
