@@ -5,7 +5,9 @@ from numbers import Integral
 
 from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
 
-POSITIONS = ("rope", "learned", "alibi", "none")
+POSITIONS = ("rope", "pope", "learned", "alibi", "none")
+TURNING = ("rope", "pope")
+"""Positions that turn queries and keys, which nope leaves out."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3")
 NORMS = ("rmsnorm", "layernorm")
 MLPS = ("swiglu", "relu2", "gelu", "gelu_tanh")
@@ -57,8 +59,9 @@ class AttentionConfig:
     block_size: int = 128
     """Longest training window, in tokens."""
     position: str = "rope"
-    """How the model learns order: rope, learned, alibi or none.
-    rope rotates queries and keys (Su et al. 2021). alibi adds a distance penalty to the scores (Press et al. 2022).
+    """How the model learns order: rope, pope, learned, alibi or none.
+    rope rotates queries and keys (Su et al. 2021). pope makes positive lengths of their channels, and turns each of
+    them (Gopalakrishnan et al. 2025). alibi adds a distance penalty to the scores (Press et al. 2022).
     learned adds a position embedding to the tokens (in the GPT, not here). none leaves order to the causal mask."""
     rope_theta: float = 10_000.0
     """Base of RoPE's geometric series of frequencies."""
@@ -101,7 +104,7 @@ class AttentionConfig:
         given = self.attention.replace("/", "+").split("+")
         if "window" in given and self.attention_window is None:
             raise SettingsError(f"attention={self.attention} needs a window", "set model.attention_window=POSITIONS")
-        if "nope" in given and self.position != "rope":
+        if "nope" in given and self.position not in TURNING:
             problem = f"attention={self.attention}: nope leaves out the rotation of model.position=rope"
             raise SettingsError(f"{problem}, not of {self.position}", "leave out nope, or set model.position=rope")
         if self.head_size is None:

@@ -103,6 +103,7 @@ def serves(layer: MultiHeadAttention) -> bool:
     if (
         not is_own(layer, MultiHeadAttention)
         or layer.modifiers
+        or layer.pope is not None
         or not (is_norm(layer.q_norm) and is_norm(layer.k_norm))
     ):
         return False

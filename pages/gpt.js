@@ -99,6 +99,18 @@ function rotate(head, position, {frequencies, length}) {
   });
 }
 
+// PoPE (Gopalakrishnan et al. 2025): (D) -> (2 D), all cosines before all sines.
+function place(head, position, frequencies, phase) {
+  const D = head.length;
+  const placed = new Float32Array(2 * D);
+  frequencies.forEach((frequency, c) => {
+    const angle = position * frequency - phase(c);
+    placed[c] = softplus(head[c]) * Math.cos(angle);
+    placed[D + c] = softplus(head[c]) * Math.sin(angle);
+  });
+  return placed;
+}
+
 // Scores to weights that sum to 1. nothing: scores of keys without a value, whose weight goes nowhere.
 function softmax(scores, nothing = []) {
   const most = Math.max(largest(scores), ...nothing);
@@ -133,6 +145,13 @@ function attention(layer, x, position, cache, shared) {
 
   // Rotate queries and keys: their products then depend on the distance.
   if (layer.rope) [...q, ...k].forEach(head => rotate(head, position, layer.rope));
+
+  // PoPE instead: a channel's positive length is content, and its angle position.
+  if (layer.pope) {
+    const phase = Array.from(layer.phase, angle => Math.min(0, Math.max(-2 * Math.PI, angle)));
+    q = q.map(head => place(head, position, layer.pope, () => 0));
+    k = k.map((head, h) => place(head, position, layer.pope, c => phase[h * D + c]));
+  }
 
   // Remember: the cache takes the new keys and values. Query heads share them in groups (Ainslie et al. 2023).
   cache.keys[position] = shares(k);

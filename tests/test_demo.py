@@ -48,6 +48,7 @@ CONFIGS = {
     "faded": dict(
         attention="loop+value_residual+forget+fade/softmax1+fade+value_residual", head_size=6, position="none"
     ),
+    "pope": dict(attention="sdpa+sink/sdpa+nope", position="pope", n_kv_head=2),
     "yarn": dict(
         attention="bmm+fade+sink+gate_element/sdpa+token_sink+gate_biased", rope_scaling="yarn",
         rope_scaling_factor=4.0, rope_trained_length=8,
@@ -105,7 +106,7 @@ def drawn_models(count: int) -> Iterator[GPT]:
         return "+".join([rng.choice(FORMS), *kept])
 
     while count:
-        position = rng.choice(["rope", "rope", "learned", "alibi", "none"])
+        position = rng.choice(["rope", "rope", "pope", "learned", "alibi", "none"])
         settings = dict(
             attention="/".join(layer() for _ in range(rng.randint(1, 3))), position=position,
             head_size=rng.choice([None, 4, 6]), n_kv_head=rng.choice([None, 1, 2]), n_inner=rng.choice([None, 24]),

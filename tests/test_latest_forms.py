@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import close, layer
+from conftest import close, layer, random_gpt
 from test_field_2026 import LATE, B, C, D, H, T, random_layer
 
 from common.errors import SettingsError
@@ -23,6 +23,7 @@ from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.rope import rotate
+from model.row import block_steps, serves
 
 DISTANCE = torch.arange(T)[:, None] - torch.arange(T)
 HIDDEN = torch.ones(T, T).triu(1) > 0
@@ -422,3 +423,48 @@ def test_k_eq_v_is_gemma_4s_full_layer():
     mask = torch.zeros(T, T).double().masked_fill(HIDDEN, -1e30)[None, None]
     wanted = theirs(x, (angles.cos(), angles.sin()), mask, {})[0]
     close(made(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+# Content as a length, position as an angle.
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_kv_head": 2, "rope_theta": 50.0}], ids=str)
+@torch.no_grad()
+def test_pope_is_a_sum_of_lengths_by_the_cosine_of_their_angles(settings):
+    made, x = random_layer("sdpa", position="pope", **settings), torch.randn(B, T, C).double()
+    made.phase.copy_(-7 * torch.rand_like(made.phase))  # beyond -2π it stays there
+    q, k, v = made.project(x)
+    delta = made.phase.clamp(-2 * math.pi, 0).repeat_interleave(H // len(made.phase), 0)
+    k, v = (t.repeat_interleave(H // t.shape[1], 1) for t in (k, v))
+    frequency = settings.get("rope_theta", 10_000.0) ** (-torch.arange(D).double() / D)
+    angle = DISTANCE[..., None] * frequency + delta[:, :, None]  # (H, T, S, D)
+    lengths = (1 + q.exp()).log()[:, :, :, None] * (1 + k.exp()).log()[:, :, None]
+    scores = (lengths * angle.cos()).sum(-1) / math.sqrt(D)
+    wanted = made.merge(scores.masked_fill(HIDDEN, -math.inf).softmax(-1) @ v)
+    close(made(x), wanted, rtol=1e-5, atol=1e-5)  # its angles are float32
+    far = made.pope.place(q[..., :1, :], 5000) * made.pope.place(
+        k[..., :1, :], 4990, made.phase.repeat_interleave(H // len(made.phase), 0)
+    )
+    near = made.pope.place(q[..., :1, :], 10) * made.pope.place(
+        k[..., :1, :], 0, made.phase.repeat_interleave(H // len(made.phase), 0)
+    )
+    close(far.sum(-1), near.sum(-1), rtol=1e-2, atol=1e-2)  # by the distance alone
+
+
+@torch.no_grad()
+def test_pope_keeps_documents_apart_and_decodes_as_it_reads_also_where_a_layer_leaves_it_out():
+    for attention in ("sdpa", "sdpa+window/sdpa+nope", "parallax", "index/softmax1"):
+        window = {"attention_window": 4} if "window" in attention else {}
+        gpt = random_gpt(attention=attention, position="pope", n_kv_head=2, **window)
+        tokens, cache = torch.randint(61, (2, 12)), KVCache(12)
+        whole = gpt(tokens)
+        with torch.inference_mode():
+            steps = [gpt(piece, cache=cache) for piece in tokens.split((6, 1, 1, 4), 1)]
+        close(torch.cat(steps, 1), whole)
+        starts = torch.tensor([[0] * 5 + [5] * 7]).expand(2, -1)
+        close(gpt(tokens, doc_starts=starts), torch.cat((gpt(tokens[:, :5]), gpt(tokens[:, 5:])), 1), atol=1e-4)
+    # One text is decoded by a faster way, which does not know it.
+    gpt = random_gpt(position="pope")
+    with torch.inference_mode():
+        assert block_steps(gpt) is not None
+    assert not serves(gpt.attentions[0]) and serves(random_gpt().attentions[0])

@@ -29,7 +29,8 @@ NEEDS = (
     ("tokenizer.vocab_size", "tokenizer.name=bpe"),
     (STRETCHED, "model.rope_scaling=linear yarn llama3"),
     (STRETCHED, "model.position=rope"),
-    ("model.rope_theta model.rope_fraction model.rope_proportional model.rope_scaling", "model.position=rope"),
+    ("model.rope_theta", "model.position=rope pope"),
+    ("model.rope_fraction model.rope_proportional model.rope_scaling", "model.position=rope"),
 )
 
 

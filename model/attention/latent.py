@@ -10,13 +10,20 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from common.errors import SettingsError
 from model.attention.call import Call, Output, Query, Value, repeat_heads
 from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import Linear, RMSNorm
-from model.rope import Rope, rotate
+from model.rope import Pope, Rope, rotate
+
+
+def refuse_pope(config: AttentionConfig) -> Pope:
+    """Raise SettingsError: the form's keys are kept, or made, at one width."""
+    problem = f"attention={config.attention}: model.position=pope doubles the width of keys, which {config.form} shares"
+    raise SettingsError(problem, "set model.position=rope, or choose another form")
 
 
 class SplitKeys(MultiHeadAttention):
@@ -28,6 +35,9 @@ class SplitKeys(MultiHeadAttention):
 
     def make_rope(self, config: AttentionConfig) -> Rope:
         return Rope.of(replace(config, rope_fraction=1.0), self.turned)
+
+    def make_pope(self, config: AttentionConfig) -> Pope:
+        return refuse_pope(config)
 
     def per_head(self, y: Stream) -> Query:
         return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -188,6 +198,9 @@ class KeysAreValues(MultiHeadAttention):
     """
 
     modifiable = ("window", "rotation", "queries", "scores", "result")
+
+    def make_pope(self, config: AttentionConfig) -> Pope:
+        return refuse_pope(config)
 
     def make_projections(self, config: AttentionConfig) -> None:
         D = self.head_dim

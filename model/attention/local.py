@@ -14,7 +14,7 @@ from model.attention.layer import MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
 from model.attention.weighting import PLAIN
-from model.config import POSITION_SETTINGS, AttentionConfig
+from model.config import POSITION_SETTINGS, TURNING, AttentionConfig
 from model.layers import Linear, cumulative_sum, upcast
 
 
@@ -44,7 +44,9 @@ class Parallax(MultiHeadAttention):
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         r = self.r_proj(x).unflatten(-1, (self.query_heads, -1)).transpose(1, 2)  # (B, T, C) -> (B, H, T, D)
-        return super().attend(call._replace(tilt=self.rotate(r, ctx)), x, ctx)
+        # A slope has a sign: it turns with the queries, but is no length.
+        r = self.rotate(r, ctx) if self.pope is None else self.pope.place(r, ctx.past, is_length=False)
+        return super().attend(call._replace(tilt=r), x, ctx)
 
     def flops(self, block_size: int) -> float:
         """As the other forms, and the products of r with the keys."""
@@ -70,7 +72,7 @@ class Wall(MultiHeadAttention):
     )
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
-        position = "none" if config.position == "rope" else config.position
+        position = "none" if config.position in TURNING else config.position
         function = AttentionFunction("wall", self.__doc__, PLAIN, (ROWS, WEIGHTED))
         super().__init__(replace(config, position=position), function, layer_idx)
         self.accepts_mask = False  # a hidden token would fade the keys before it all the same
