@@ -2,12 +2,14 @@
 
 import importlib
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import close
 
-from model.attention import AttentionContext, make_attention
+from model.attention import AttentionContext, check_names, make_attention
 from model.cache import KVCache
 from model.config import GPTConfig
 
@@ -273,3 +275,15 @@ def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name, monkeypa
             made.o_proj.bias.copy_(out.bias)
         for got in (made(x), in_pieces(made, x)):
             close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_each_kind_of_layer_that_transformers_knows_is_in_the_pages_table():
+    kinds = pytest.importorskip("transformers.configuration_utils").ALLOWED_ATTN_LAYER_TYPES
+    page = (Path(__file__).parent.parent / "docs/attention_field.md").read_text(encoding="utf-8")
+    table = page.split("## Which kind of layer is which string")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE)
+    named = {name: ours for theirs, ours in rows for name in re.findall(r"`(\w+)`", theirs)}
+    assert {*kinds} == {*named}
+    for ours in named.values():  # what is said to be here is
+        if not ours.startswith("no"):
+            check_names("/".join(re.findall(r"`([\w+]+)`", ours.split(";")[0])))
