@@ -468,3 +468,43 @@ def test_pope_keeps_documents_apart_and_decodes_as_it_reads_also_where_a_layer_l
     with torch.inference_mode():
         assert block_steps(gpt) is not None
     assert not serves(gpt.attentions[0]) and serves(random_gpt().attentions[0])
+
+
+# No attention at all.
+
+
+@torch.no_grad()
+def test_a_short_convolution_is_lfm3s_in_one_pass_and_cached():
+    modeling = pytest.importorskip("transformers.models.lfm3.modeling_lfm3")
+    from transformers import Lfm3Config
+
+    config = Lfm3Config(hidden_size=C, num_hidden_layers=1, layer_types=["conv"], conv_L_cache=3, conv_bias=False)
+    theirs = modeling.Lfm3ShortConv(config, 0).double().eval()
+    made, x = random_layer("short_conv"), torch.randn(B, T, C).double()
+    b, c, content = theirs.in_proj.weight.chunk(3)
+    made.qkv_proj.weight.copy_(torch.cat((c, b, content)))
+    made.taps.copy_(theirs.conv.weight[:, 0])
+    made.o_proj.weight.copy_(theirs.out_proj.weight)
+    wanted = theirs(x)
+    close(made(x), wanted, rtol=1e-5, atol=1e-5)
+    cache, pieces = KVCache(T), []
+    for piece in x.split((1, 1, 7, 1, 2), 1):
+        pieces.append(made(piece, AttentionContext(cache=cache)))
+        cache.position += piece.shape[1]
+    close(torch.cat(pieces, 1), wanted, rtol=1e-5, atol=1e-5)
+    assert cache.nbytes == 8 * B * C * 2  # two tokens, in any text
+    both = made(x, AttentionContext(doc_starts=LATE))
+    exact(both[1, 5:], made(x[1:, 5:])[0])
+
+
+@torch.no_grad()
+def test_the_weights_of_a_short_convolution_are_the_mean_of_its_channels():
+    made, x = random_layer("short_conv"), torch.randn(B, T, C).double()
+    weights = made.weights(x, AttentionContext(doc_starts=LATE))
+    c, b, _ = made.project(x)
+    taps = made.taps.view(H, D, 3)
+    for t, s in [(t, s) for t in range(T) for s in range(T)]:
+        wanted = torch.zeros(H).double()
+        if 0 <= t - s < 3 and s >= LATE[1, t]:
+            wanted = (c[1, :, t] * taps[..., 2 - (t - s)] * b[1, :, s]).mean(-1)
+        exact(weights[1, :, t, s], wanted)

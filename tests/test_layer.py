@@ -198,6 +198,8 @@ def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
     if form in SUM_TO_ONE:
         close(weights.sum(-1), torch.ones(weights.shape[:-1]))
     values, ctx.cache = attention.project(x)[2], None
+    if form == "short_conv":  # whose weights differ between channels
+        return
     values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
     if form == "gdn2":
         values = attention.written(values, x)
@@ -222,6 +224,7 @@ WEIGHTS = {
     "kda": DELTA,
     "parallax": ("qkv_proj.weight", "o_proj.weight", *QK_NORM, "r_proj.weight"),
     "wall": (*PROJECTIONS, *QK_NORM, "fade.weight", "fade.bias"),
+    "short_conv": ("taps", *PROJECTIONS),
     "gdn2": (*(name for name in DELTA if name != "beta.weight"), "erase.weight", "write.weight"),
     "k_eq_v": ("k_scale", "q_proj.weight", "kv_proj.weight", "o_proj.weight", "q_norm.weight"),
     "dsa": (

@@ -177,7 +177,7 @@ class Recurrent(MultiHeadAttention):
         return x.new_zeros(1, x.shape[1], 1), None
 
     def erasers(self, k: Key, x: Stream) -> Key | None:
-        """Return what reads the old values in place of β k, for a form whose writes erase by channel."""
+        """Return what reads the old values in place of β k; None for β k."""
         return None
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
@@ -335,3 +335,50 @@ class GatedDelta2(KimiDelta):
     def written(self, v: Value, x: Stream) -> Output:
         """Return the values as they are written, w v, for each head."""
         return self.of_channels(self.write, x) * upcast(repeat_heads(v, self.n_head))
+
+
+@form("short_conv")
+class ShortConvolution(Recurrent):
+    """A gated convolution over three tokens, in place of attention (LFM2, Liquid AI 2025).
+
+        y_t = c_t Σ_j w_j (b x̃)_{t-j},  j from 0 to 2,  (c, b, x̃) = x W
+
+    All products are of channels, and w has a number for each. There is no state but two tokens; other layers of the
+    pattern look further. w starts at the token alone. Queries, keys and values are c, b and x̃.
+    """
+
+    unused_settings = ("qk_norm", "n_kv_head", *Recurrent.unused_settings)
+    width = 3
+
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, qk_norm=False, n_kv_head=None), layer_idx)
+        alone = torch.tensor([0.0] * (self.width - 1) + [1.0])
+        self.taps = nn.Parameter(alone.repeat(self.n_head * self.head_dim, 1))  # (H·D, 3), the latest token last
+
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        taps = self.taps.to(x.dtype).view(self.n_head, 1, self.head_dim, self.width).unbind(-1)
+        if ctx.weights_only:
+            return self.mean_weights(call, taps, ctx)
+        written = call.k * call.v
+        y = taps[-1] * written
+        earlier = ctx.previous(self.layer_idx, "written", written, self.width - 1)
+        for tap, before in zip(reversed(taps[:-1]), earlier, strict=True):
+            y = y + tap * before
+        return call.q * y
+
+    def mean_weights(self, call: Call, taps: tuple[Tensor, ...], ctx: AttentionContext) -> Output:
+        """Return each head's weights, the mean of those of its channels, for pictures."""
+        T = call.q.shape[-2]
+        weights = call.q.new_zeros(*call.q.shape[:-1], T)
+        for back, tap in enumerate(reversed(taps)):
+            if back >= T:
+                break
+            mean = (call.q[..., back:, :] * tap * call.k[..., : T - back, :]).mean(-1)
+            if ctx.doc_starts is not None:
+                mean = mean.masked_fill((ctx.places() < back)[:, None, back:], 0)
+            weights = weights + torch.diag_embed(mean, -back)
+        return weights
+
+    def flops(self, block_size: int) -> float:
+        """Return two operations for each tap, and two gates, of each channel."""
+        return (2 * self.width + 2) * self.n_head * self.head_dim

@@ -70,7 +70,7 @@ class Indexed(MultiHeadAttention):
         return super().attend(call._replace(indexer=indexer), x, ctx)
 
     def flops(self, block_size: int) -> float:
-        """Return the operations per token: two for each channel of a score and a value of a chosen key.
+        """Return the operations per token: two for each channel of a chosen key and its value.
 
         2 D for each pair of an index head and any visible key.
         """
