@@ -5,7 +5,9 @@ from numbers import Integral
 
 from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
 
-POSITIONS = ("rope", "learned", "alibi", "none")
+POSITIONS = ("rope", "pope", "learned", "alibi", "none")
+TURNING = ("rope", "pope")
+"""Positions that turn queries and keys, which nope leaves out."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3")
 NORMS = ("rmsnorm", "layernorm")
 MLPS = ("swiglu", "relu2", "gelu", "gelu_tanh")
@@ -14,6 +16,7 @@ POSITION_SETTINGS = (
     "position",
     "rope_theta",
     "rope_fraction",
+    "rope_proportional",
     "rope_scaling",
     "rope_scaling_factor",
     "rope_trained_length",
@@ -50,17 +53,24 @@ class AttentionConfig:
     latent_size: int | None = None
     """For attention=mla: width of the vector from which all heads' keys and values are made.
     When null 4 × head size, as in DeepSeek-V2, but at most n_head × head size."""
+    allow_neg_eigval: bool = False
+    """For attention=delta and kda: let β reach 2, not 1, so that a state may change its sign (Grazzi et al. 2025).
+    A state can then count modulo 2. OLMo Hybrid (2026) has it."""
     block_size: int = 128
     """Longest training window, in tokens."""
     position: str = "rope"
-    """How the model learns order: rope, learned, alibi or none.
-    rope rotates queries and keys (Su et al. 2021). alibi adds a distance penalty to the scores (Press et al. 2022).
+    """How the model learns order: rope, pope, learned, alibi or none.
+    rope rotates queries and keys (Su et al. 2021). pope makes positive lengths of their channels, and turns each of
+    them (Gopalakrishnan et al. 2025). alibi adds a distance penalty to the scores (Press et al. 2022).
     learned adds a position embedding to the tokens (in the GPT, not here). none leaves order to the causal mask."""
     rope_theta: float = 10_000.0
     """Base of RoPE's geometric series of frequencies."""
     rope_fraction: float = 1.0
     """Share of a head's channels that RoPE rotates, from the first on (GPT-NeoX).
     The other channels carry no position."""
+    rope_proportional: bool = False
+    """Below a rope_fraction of 1: rotate by the first frequencies of a whole head (Gemma 4), not by all from fast to
+    slow."""
     rope_scaling: str = "none"
     """How RoPE is stretched to longer texts: none, linear, yarn or llama3.
     linear divides the positions. yarn divides the frequencies of slow planes, and sharpens the scores. llama3
@@ -94,7 +104,7 @@ class AttentionConfig:
         given = self.attention.replace("/", "+").split("+")
         if "window" in given and self.attention_window is None:
             raise SettingsError(f"attention={self.attention} needs a window", "set model.attention_window=POSITIONS")
-        if "nope" in given and self.position != "rope":
+        if "nope" in given and self.position not in TURNING:
             problem = f"attention={self.attention}: nope leaves out the rotation of model.position=rope"
             raise SettingsError(f"{problem}, not of {self.position}", "leave out nope, or set model.position=rope")
         if self.head_size is None:

@@ -200,6 +200,7 @@ class GPT(nn.Module):
                               zero_init=true       zero_init=false (GPT-2)
             embeddings        N(0, 0.02)           N(0, 0.02)
             linear layers     N(0, 1/√fan_in)      N(0, 0.02)
+            starts_at_zero    0                    0
             o_proj, down_proj 0                    N(0, 0.02/√(2 n_layer))
             untied lm_head    0                    N(0, 0.02)
             biases            0                    0
@@ -216,7 +217,9 @@ class GPT(nn.Module):
             # The standard deviation, by the table above.
             std = 0.02
             writes_residual = name.endswith(("o_proj", "down_proj"))
-            if self.config.zero_init and isinstance(module, nn.Linear):
+            if getattr(module, "starts_at_zero", False):
+                std = 0.0
+            elif self.config.zero_init and isinstance(module, nn.Linear):
                 std = 0.0 if writes_residual or module is self.lm_head else module.in_features**-0.5
             elif writes_residual:
                 # 2 n_layer terms add up in the stream; GPT-2 keeps the variance of their sum.

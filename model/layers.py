@@ -20,6 +20,9 @@ class Linear(nn.Linear):
     parts: the rows of each matrix; Muon orthogonalises them separately.
     """
 
+    starts_at_zero = False
+    """Whether a GPT draws no weights for it."""
+
     def __init__(self, in_features: int, *parts: int, bias: bool) -> None:
         super().__init__(in_features, sum(parts), bias)
         self.parts = parts

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from common.errors import SettingsError
 from model.config import AttentionConfig
+from model.layers import upcast
 
 YARN_TURNS = 32.0, 1.0  # in the trained length: YaRN interpolates between these (β and α)
 LLAMA3_TURNS = 4.0, 1.0  # as Llama 3 does between these
@@ -44,6 +46,8 @@ class Rope(NamedTuple):
     scaling: str = "linear"
     stretch: float = 1.0
     trained: float = 0.0
+    whole: int = 0
+    """The channels over which the frequencies go from fast to slow; 0 for those that are rotated."""
 
     @classmethod
     def of(cls, config: AttentionConfig, head_dim: int) -> "Rope":
@@ -58,7 +62,8 @@ class Rope(NamedTuple):
             raise half_a_pair(config, head_dim, wanted)
         factor = 1.0 if config.rope_scaling == "none" else config.rope_scaling_factor
         trained = config.rope_trained_length or config.block_size / factor
-        return shared(cls(channels, config.rope_theta, config.rope_scaling, factor, trained))
+        whole = head_dim if config.rope_proportional else 0
+        return shared(cls(channels, config.rope_theta, config.rope_scaling, factor, trained, whole))
 
     def table(self, x: Float[Tensor, "... T C"], past: int = 0) -> Float[Tensor, "T half 2"]:
         """Return (cos, sin) of every plane at the positions past … past+T-1 of x."""
@@ -82,7 +87,8 @@ class Rope(NamedTuple):
     def frequencies(self, device: torch.device | None = None) -> tuple[Float[Tensor, " half"], float]:
         """Return every plane's angle at position 1, and the length of its (cos, sin)."""
         plane = torch.arange(0, self.channels, 2, dtype=torch.float32, device=device)  # 2i
-        frequency = self.theta ** (-plane / self.channels)
+        whole = self.whole or self.channels
+        frequency = self.theta ** (-plane / whole)
         # Mix each frequency with the slowed one; `slow` is the share of the latter.
         temperature = 1.0
         slow: Tensor | float = 1.0
@@ -92,13 +98,51 @@ class Rope(NamedTuple):
             slow = ((fast - turns) / (fast - once)).clamp(0, 1)
         if self.scaling == "yarn":
             # Find the planes with so many turns in the trained length; the rounded indices bound the mixture.
-            scale = self.channels / (2 * math.log(self.theta))
+            scale = whole / (2 * math.log(self.theta))
             first, last = (scale * math.log(self.trained / (turns * 2 * math.pi)) for turns in YARN_TURNS)
             low = max(math.floor(first), 0)
             high = min(math.ceil(last), self.channels - 1)
             slow = ((plane / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
             temperature = 0.1 * math.log(self.stretch) + 1
         return slow * frequency / self.stretch + (1 - slow) * frequency, temperature
+
+
+class Pope(NamedTuple):
+    """PoPE: the length of a channel is content, its angle position (Gopalakrishnan et al. 2025).
+
+        score_ts = Σ_c softplus(q_tc) softplus(k_sc) cos((t - s) θ_c + δ_c),  θ_c = theta^(-c/D)
+
+    RoPE turns pairs of channels, whose direction is content too: a query cannot ask for a position without regard to
+    what is there. Here each of D channels is a point of a plane, so that queries and keys become 2 D wide.
+    """
+
+    channels: int
+    theta: float
+
+    def place(
+        self,
+        x: Float[Tensor, "*lead T D"],
+        first: int = 0,
+        phase: Float[Tensor, "n 1 D"] | None = None,
+        is_length: bool = True,
+    ) -> Float[Tensor, "*lead T both"]:
+        """Return x at the positions first … first+T-1, all cosines before all sines.
+
+        phase: δ of each head's channels, which keys have; from -2π to 0.
+        is_length: whether x becomes positive; else it is taken as it is.
+        """
+        position = torch.arange(first, first + x.shape[-2], dtype=torch.float32, device=x.device)
+        angle = position[:, None] * self.frequencies(x.device)  # (T, D)
+        if phase is not None:
+            angle = angle - phase.clamp(-2 * math.pi, 0).to(angle.dtype)
+        wide = upcast(x)
+        length = softplus(wide) if is_length else wide
+        return torch.cat((length * angle.cos(), length * angle.sin()), -1).to(x.dtype)
+
+    def frequencies(self, device: torch.device | None = None) -> Float[Tensor, " D"]:
+        """Return every channel's angle at position 1."""
+        channel = torch.arange(self.channels, dtype=torch.float32, device=device)
+        return self.theta ** (-channel / self.channels)
 
 
 def half_a_pair(config: AttentionConfig, head_dim: int, wanted: float) -> SettingsError:

@@ -207,7 +207,7 @@ def mlp_step(mlp: nn.Module) -> Step:
 
 def serves(layer: MultiHeadAttention) -> bool:
     """Return whether attention_step() knows all that a layer does."""
-    if not is_own(layer, MultiHeadAttention) or layer.modifiers:
+    if not is_own(layer, MultiHeadAttention) or layer.modifiers or layer.pope is not None:
         return False
     norms = layer.q_norm, layer.k_norm
     is_normed = all(is_own(norm, RMSNorm) and has_plain(norm, "weight") for norm in norms)

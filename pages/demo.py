@@ -29,9 +29,13 @@ MODIFIERS = (
     "forget",
     "fade",
     "sink",
+    "token_sink",
     "xsa",
+    "out_norm",
     "gate",
     "gate_element",
+    "gate_biased",
+    "gate_softplus",
     "gate_silu",
 )
 LARGEST = 500_000_000
@@ -103,6 +107,7 @@ def layer(attention: MultiHeadAttention, form: str) -> dict[str, Any]:
         "window": attention.window,
         "slopes": alibi_slopes(attention.n_head) if attention.alibi else None,
         "rope": rope,
+        "pope": None if attention.pope is None else attention.pope.frequencies().tolist(),
         "modifiers": [*attention.modifiers],
     }
 

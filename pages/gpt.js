@@ -9,6 +9,7 @@ const sum = values => values.reduce((a, b) => a + b, 0);
 const largest = values => values.reduce((a, b) => Math.max(a, b));
 const sigmoid = x => 1 / (1 + Math.exp(-x));
 const silu = x => x * sigmoid(x);
+const softplus = x => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x)));
 
 // Σ x[c] y[c]
 function dot(x, y) {
@@ -98,6 +99,18 @@ function rotate(head, position, {frequencies, length}) {
   });
 }
 
+// PoPE (Gopalakrishnan et al. 2025): (D) -> (2 D), all cosines before all sines.
+function place(head, position, frequencies, phase) {
+  const D = head.length;
+  const placed = new Float32Array(2 * D);
+  frequencies.forEach((frequency, c) => {
+    const angle = position * frequency - phase(c);
+    placed[c] = softplus(head[c]) * Math.cos(angle);
+    placed[D + c] = softplus(head[c]) * Math.sin(angle);
+  });
+  return placed;
+}
+
 // Scores to weights that sum to 1. nothing: scores of keys without a value, whose weight goes nowhere.
 function softmax(scores, nothing = []) {
   const most = Math.max(largest(scores), ...nothing);
@@ -132,6 +145,13 @@ function attention(layer, x, position, cache, shared) {
 
   // Rotate queries and keys: their products then depend on the distance.
   if (layer.rope) [...q, ...k].forEach(head => rotate(head, position, layer.rope));
+
+  // PoPE instead: a channel's positive length is content, and its angle position.
+  if (layer.pope) {
+    const phase = Array.from(layer.phase, angle => Math.min(0, Math.max(-2 * Math.PI, angle)));
+    q = q.map(head => place(head, position, layer.pope, () => 0));
+    k = k.map((head, h) => place(head, position, layer.pope, c => phase[h * D + c]));
+  }
 
   // Remember: the cache takes the new keys and values. Query heads share them in groups (Ainslie et al. 2023).
   cache.keys[position] = shares(k);
@@ -199,6 +219,14 @@ const MODIFIERS = {
   // One more key, of value zero and of score b per head
   sink: {score: ({bias}, {nothing}) => nothing.forEach((scores, h) => scores.push(bias[h]))},
 
+  // A sink whose score each token computes, x w per head
+  token_sink: {
+    score({weight}, {x, nothing}) {
+      const own = linear(weight, x);
+      nothing.forEach((scores, h) => scores.push(own[h]));
+    },
+  },
+
   // y minus tanh(α) of its projection on the token's own value (Zhai 2026)
   xsa: {
     finish({strength}, {y, values}) {
@@ -210,9 +238,25 @@ const MODIFIERS = {
     },
   },
 
-  // y · 2σ(x w), a number per head or per channel, and y · SiLU(x W) (Qiu et al. 2025)
+  // The root mean square of each head's result becomes 1
+  out_norm: {
+    finish(own, {y}) {
+      y.forEach(head => head.set(rmsNorm({weight: new Float32Array(head.length).fill(1)}, head, 1e-6)));
+    },
+  },
+
+  // y · 2σ(x w), a number per head or per channel, y · softplus(x w) / ln 2 and y · SiLU(x W) (Qiu et al. 2025)
   gate: {finish: ({gate}, {x, y}) => multiply(y, linear(gate, x), gate => 2 * sigmoid(gate))},
   gate_element: {finish: (own, call) => MODIFIERS.gate.finish(own, call)},
+  gate_biased: {
+    finish({gate, bias}, {x, y}) {
+      const D = y[0].length;
+      multiply(y, linear(gate, x).map((logit, i) => logit + bias[Math.floor(i / D)]), gate => 2 * sigmoid(gate));
+    },
+  },
+  gate_softplus: {
+    finish: ({gate}, {x, y}) => multiply(y, linear(gate, x), logit => softplus(logit) / Math.LN2),
+  },
   gate_silu: {finish: ({gate_proj}, {x, y}) => multiply(y, linear(gate_proj, x), silu)},
 };
 

@@ -57,7 +57,8 @@ def test_each_line_names_a_place_what_runs_and_why_each_faster_one_does_not(caps
     token = next(line for line in lines if re.match("  cuda +bfloat16 +1 token, 1,024 keys", line))
     assert re.split(" {2,}", token.strip())[3:] == [
         "fused_matrix",
-        "folded and varlen and chunks: one token; half and bmm: not on cuda; fused: no bias",
+        "folded and varlen and chunks: one token; half and bmm: not on cuda; fused: no bias; "
+        "rows: for relative, faded and tilt",
     ]
     assert all(line.endswith("a state") for line in lines[14:])
 

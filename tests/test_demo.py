@@ -42,12 +42,17 @@ CONFIGS = {
     ),
     "alibi": dict(attention="softmax1+sink", position="alibi", mlp="relu2", tie_embeddings=True),
     "windows": dict(attention="sdpa+window/sdpa+nope", attention_window=5, logit_softcap=5.0, rope_fraction=0.5),
-    "learned": dict(attention="einsum+gate+xsa+key_offset", n_kv_head=1, position="learned", mlp="gelu_tanh"),
+    "learned": dict(
+        attention="einsum+gate+xsa+out_norm+key_offset/sdpa+gate_softplus", n_kv_head=1, position="learned",
+        mlp="gelu_tanh",
+    ),
     "faded": dict(
         attention="loop+value_residual+forget+fade/softmax1+fade+value_residual", head_size=6, position="none"
     ),
+    "pope": dict(attention="sdpa+sink/sdpa+nope", position="pope", n_kv_head=2),
     "yarn": dict(
-        attention="bmm+fade+sink+gate_element", rope_scaling="yarn", rope_scaling_factor=4.0, rope_trained_length=8
+        attention="bmm+fade+sink+gate_element/sdpa+token_sink+gate_biased", rope_scaling="yarn",
+        rope_scaling_factor=4.0, rope_trained_length=8,
     ),
     "n-grams": dict(
         attention="stacked+gate_silu/single_head+window", attention_window=7, ngrams=[2, 3], ngram_rows=50,
@@ -131,7 +136,7 @@ def drawn_models(count: int) -> Iterator[GPT]:
         return "+".join([rng.choice(FORMS), *kept])
 
     while count:
-        position = rng.choice(["rope", "rope", "learned", "alibi", "none"])
+        position = rng.choice(["rope", "rope", "pope", "learned", "alibi", "none"])
         settings = dict(
             attention="/".join(layer() for _ in range(rng.randint(1, 3))), position=position,
             head_size=rng.choice([None, 4, 6]), n_kv_head=rng.choice([None, 1, 2]), n_inner=rng.choice([None, 24]),

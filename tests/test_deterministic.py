@@ -8,7 +8,7 @@ from generation.config import SamplingParams
 from generation.generate import filter_logits, sample
 from model.attention import MultiHeadAttention
 
-FORMS = ("linear", "retention", "delta", "kda", "stick", "sparsemax", "sdpa+forget", "sdpa+fade")
+FORMS = ("linear", "retention", "delta", "kda", "gdn2", "wall", "stick", "sparsemax", "sdpa+forget", "sdpa+fade")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from test_fused import Varlen
 
 from model.attention import FORMS, executors
-from model.attention.call import Call, Indexer, add_sink, contradiction
+from model.attention.call import Call, Indexer, Relative, add_sink, contradiction
 from model.attention.contract import of_weighting
 from model.attention.executors import OF_SDPA, OF_WEIGHTING, Executor, attend, choose, obstacle
 from model.attention.weighting import PLAIN, Blockwise, Own, Sigmoid, Softcap, Softmax, Sparsemax, Stick, Unknown
@@ -73,6 +73,15 @@ def make(names, weighting, dtype, T, S, seed) -> Case:
     if "matrix" in names:
         given["matrix"] = randn(H, T, S)
         leaves.append(given["matrix"])
+    if "relative" in names:
+        given["relative"] = Relative(randn(B, H, T, 3), randn(3, max(1, S // 2)))
+        leaves += given["relative"]
+    if "faded" in names:
+        given["faded"] = (-torch.rand(B, HKV, S, D).double() / 4).cumsum(2).requires_grad_()
+        leaves.append(given["faded"])
+    if "tilt" in names:
+        given["tilt"] = randn(B, H, T, D, dtype=dtype)
+        leaves.append(given["tilt"])
     if "sink" in names:
         given["sink"] = randn(H)
         leaves.append(given["sink"])
@@ -112,7 +121,11 @@ def definition(call: Call) -> torch.Tensor:
     seen = seen.expand(B, H, T, S)
 
     # Scores.
-    scores = q @ k.mT * (call.scale or 1 / math.sqrt(q.shape[-1]))
+    products = torch.einsum("bhtd,bhsd->bhtsd", q, k)
+    if call.faded is not None:
+        total = call.faded.double().repeat_interleave(H // call.faded.shape[1], 1)
+        products = products * (total[:, :, S - T :, None] - total[:, :, None]).clamp(max=0).exp()
+    scores = products.sum(-1) * (call.scale or 1 / math.sqrt(q.shape[-1]))
     name = call.weighting.name
     if name == "softcap":
         scores = CAP * torch.tanh(scores / CAP)
@@ -120,6 +133,12 @@ def definition(call: Call) -> torch.Tensor:
         scores = scores + call.bias[0].double()[..., None] + call.bias[1].double()[..., None, :]
     if call.matrix is not None:
         scores = scores + call.matrix.double()
+    if call.relative is not None:
+        by_distance = call.relative.r.double() @ call.relative.profiles.double()
+        distance = (query - key).expand(B, H, T, S)
+        extent = by_distance.shape[-1]
+        near_ones = by_distance.gather(-1, distance.clamp(0, extent - 1))
+        scores = scores + near_ones.masked_fill((distance < 0) | (distance >= extent), 0)
     sink = torch.full((H, 1, 1), -math.inf) if call.sink is None else call.sink[:, None, None]
     sink = sink.double()
     if name == "blockwise":
@@ -139,7 +158,13 @@ def definition(call: Call) -> torch.Tensor:
         share = torch.sigmoid(hidden.masked_fill(key >= query, -math.inf)).flip(-1)
         left = torch.cat((torch.ones_like(share[..., :1]), (1 - share).cumprod(-1)[..., :-1]), -1)
         weights = (share * left).flip(-1)
-    return weights.masked_fill(~seen, 0) @ v
+    weights = weights.masked_fill(~seen, 0)
+    if call.tilt is None:
+        return weights @ v
+    along = call.tilt.double() @ k.mT
+    mean = weights @ v
+    covariance = (weights * along) @ v - (weights * along).sum(-1, keepdim=True) * mean
+    return mean - covariance
 
 
 def best_keys(index, gap, best):
@@ -203,7 +228,7 @@ def check(names, weighting, dtype, T, S, seed):
     call = case.call
     if contradiction(call) is not None:
         for device in DEVICES:
-            with pytest.raises(ValueError, match="means nothing under|leave out window"):
+            with pytest.raises(ValueError, match="means nothing under|leave out window|leave out faded"):
                 choose(call, OF_SDPA, device)
         return 0
 
@@ -215,6 +240,9 @@ def check(names, weighting, dtype, T, S, seed):
         bias=call.bias and tuple(of[id(part)] for part in call.bias),
         matrix=None if call.matrix is None else of[id(call.matrix)],
         sink=None if call.sink is None else of[id(call.sink)],
+        relative=call.relative and Relative(*(of[id(part)] for part in call.relative)),
+        faded=None if call.faded is None else of[id(call.faded)],
+        tilt=None if call.tilt is None else of[id(call.tilt)],
     )  # fmt: skip
     wanted = definition(wide)
     g = torch.randn(wanted.shape, dtype=torch.float64)
@@ -325,8 +353,11 @@ def test_a_new_field_goes_to_nobody_until_an_executor_declares_it():
         window: object = None
         bias: object = None
         matrix: object = None
+        relative: object = None
         sink: object = None
         indexer: object = None
+        faded: object = None
+        tilt: object = None
         dropout_p: float = 0.0
         scale: object = None
         noise: object = None

@@ -1,10 +1,15 @@
 """Published models' attention, with random weights, equals ours under its string."""
 
+import importlib
+import math
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import close
 
-from model.attention import AttentionContext, make_attention
+from model.attention import AttentionContext, check_names, make_attention
 from model.cache import KVCache
 from model.config import GPTConfig
 
@@ -42,6 +47,8 @@ def types(*layers):
 
 TWO = types("window", "full") | {"query_pre_attn_scalar": D}
 BOTH = {"rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), *rope().values())}
+QUARTER = dict(rope_theta=10_000.0, rope_type="proportional", partial_rotary_factor=0.25)
+PROPORTIONAL = {"rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), QUARTER)}
 FAMILIES = {  # their name: our string, our settings, theirs, beside SHAPE where they have its names
     "gpt2": ("sdpa", EVERY | ALL | {"position": "learned"}, GPT2),
     "gpt_neox": ("sdpa", EVERY | ALL | {"rope_fraction": 0.25}, rope(0.25) | {"head_dim": None}),
@@ -65,18 +72,68 @@ FAMILIES = {  # their name: our string, our settings, theirs, beside SHAPE where
         "delta+conv+gate_silu/sdpa+gate_element", ALL | {"rope_fraction": 0.25},
         MOE | types("state", "full") | DELTA | rope(0.25),
     ),
+    # RoPE inside the windows and no positions in the full layers, the pattern of 2026.
+    "exaone_moe": ("sdpa+window/sdpa+nope", {}, MOE | TWO | {"first_k_dense_replace": 2}),
+    "cohere2_moe": ("sdpa+window/sdpa+nope", PLAIN, MOE | TWO | rope()),
+    "kolibri1": ("sdpa+window/sdpa+nope", {}, MOE | TWO | rope()),
+    "muse_glimmer_text": (
+        "sdpa+window+gate_element/sdpa+nope+gate_element", {},
+        MOE | TWO | rope() | {"qk_scale_factor": 1.3, "layer_rope_theta": [1e4, 0.0]},
+    ),
+    "muse_spark_text": (
+        "sdpa+window+out_norm+gate_element/sdpa+nope+out_norm+gate_element", {},
+        MOE | TWO | rope() | {"qk_scale_factor": 1.3, "layer_rope_theta": [1e4, 0.0], "moe_hidden_size": C},
+    ),
+    "beam": (
+        "sdpa+window+gate_biased/sdpa+nope+gate_biased", {},
+        MOE | TWO | {"n_routed_experts": 2, "mlp_layer_types": ["dense", "dense"]},
+    ),
+    "laguna": (
+        "sdpa+window+gate_softplus/sdpa+gate_softplus", {},
+        MOE | TWO | BOTH | {"mlp_layer_types": ["dense", "dense"]},
+    ),
+    "lfm3": (
+        "sdpa+window+gate/sdpa+gate", {"rope_fraction": 0.25, "rope_proportional": True},
+        TWO | PROPORTIONAL | {"use_attention_gate": True},
+    ),
+    "olmo_hybrid": (
+        "delta+conv+gate_silu/sdpa+joint_norm", ALL | {"allow_neg_eigval": True},
+        types("state", "full") | DELTA | rope() | {"linear_allow_neg_eigval": True},
+    ),
+    "flint": ("sdpa+nope+sink/sdpa+window+sink", {}, MOE | types("full", "window") | rope()),
+    "granite_swa": (
+        "sdpa+sink/sdpa+window+sink/sdpa+window+sink+nope", PLAIN,
+        types("full", "window", "window")
+        | rope()
+        | {"layer_rope_theta": [1e4, 1e4, 0.0], "attention_multiplier": D**-0.5},
+    ),
+    "qwen3_5_text": (
+        "delta+conv+gate_silu/sdpa+gate_element", ALL | {"rope_fraction": 0.25},
+        types("state", "full") | DELTA | rope(0.25),
+    ),
+    "hrm_text": ("sdpa+gate_element", PLAIN | ALL, {"num_key_value_heads": H, "H_cycles": 1, "L_cycles": 1}),
+    "nanochat": ("sdpa", {}, rope()),
+    "hy_v3": ("sdpa", {}, MOE | rope()),
+    "jais2": ("sdpa", EVERY, rope()),
+    "solar_open": ("sdpa", PLAIN, MOE | rope()),
+    "apertus": ("sdpa", {}, rope()),
     "deepseek_v3": ("mla", {"latent_size": 12}, LATENT | {"first_k_dense_replace": 9, "head_dim": 4}),
     "kimi_linear": (
         "kda+conv+gate_element/mla+nope", ALL | {"latent_size": 12}, MOE | types("state", "full") | KIMI | LATENT,
     ),
 }  # fmt: skip
-ONE_MORE = ("gemma3_text", "qwen3_next")  # whose norms multiply by 1 + weight
-INTERLEAVED = ("glm4", "cohere", "deepseek_v3")  # whose rotation turns neighbours, as ours
+ONE_MORE = ("gemma3_text", "qwen3_next", "qwen3_5_text")  # whose norms multiply by 1 + weight
+INTERLEAVED = ("glm4", "cohere", "cohere2_moe", "deepseek_v3")  # whose rotation turns neighbours, as ours
 
 
-def turned(rows, channels):
-    """Reorder the rotated rows of each head, (x0, x1, …, y0, y1, …) to (x0, y0, x1, y1, …)."""
+def turned(rows, channels, backwards=False):
+    """Reorder the rotated rows of each head, (x0, x1, …, y0, y1, …) to (x0, y0, x1, y1, …).
+
+    backwards: to (y0, x0, …), of a rotation by minus the angle.
+    """
     first, still = rows[:, :channels], rows[:, channels:]
+    if backwards:
+        first = first.roll(channels // 2, 1)
     return torch.cat((first.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2), still), 1).flatten(0, 1)
 
 
@@ -85,7 +142,7 @@ def rows_of(theirs, kind, D):
     fused = next((name for name in ("c_attn", "query_key_value", "Wqkv") if hasattr(theirs, name)), None)
     if fused is None:
         q, k, v = (getattr(getattr(theirs, f"{part}_proj"), kind).unflatten(0, (-1, D)) for part in "qkv")
-        if type(theirs).__name__ == "Qwen3NextAttention":
+        if type(theirs).__name__ in ("Qwen3NextAttention", "Qwen3_5Attention"):
             q, gate = q[0::2], q[1::2]
             return q, k, v, gate.flatten(0, 1)
         return q, k, v, None
@@ -97,18 +154,28 @@ def rows_of(theirs, kind, D):
 
 
 def copy_heads(ours, theirs, name):
-    D, channels = ours.head_dim, 0 if ours.rope is None or name in INTERLEAVED else ours.rope.channels
+    D = ours.head_dim
+    channels = 0 if ours.rope is None or name in INTERLEAVED else ours.rope.whole or ours.rope.channels
     for kind in ("weight", "bias") if ours.qkv_proj.bias is not None else ("weight",):
         q, k, v, gate = rows_of(theirs, kind, D)
-        parts = (turned(q, channels), turned(k, channels), v.flatten(0, 1))
+        backwards = name == "nanochat"
+        parts = (turned(q, channels, backwards), turned(k, channels, backwards), v.flatten(0, 1))
         getattr(ours.qkv_proj, kind).copy_(torch.cat(parts))
     norms = dict(ours.modifiers).get("joint_norm", ours)
-    if hasattr(norms.q_norm, "weight"):
+    if hasattr(theirs, "qk_scale_factor"):  # a constant in place of weights
+        norms.q_norm.weight.fill_(theirs.qk_scale_factor)
+        norms.k_norm.weight.fill_(1.0)
+    elif hasattr(norms.q_norm, "weight") and name != "nanochat":  # which has none, and where ours begin at 1
         for norm, other in ((norms.q_norm, theirs.q_norm), (norms.k_norm, theirs.k_norm)):
             weight = other.weight + (1 if name in ONE_MORE else 0)
             norm.weight.copy_(turned(weight.unflatten(0, (-1, D)), channels))
     if "sink" in ours.modifiers:
         ours.modifiers["sink"].bias.copy_(theirs.sinks)
+    if "gate_biased" in ours.modifiers:
+        ours.modifiers["gate_biased"].gate.weight.copy_(theirs.gate_proj.weight)
+        ours.modifiers["gate_biased"].bias.copy_(theirs.gate_bias)
+    for per_head in {"gate", "gate_softplus"} & {*ours.modifiers}:
+        ours.modifiers[per_head].gate.weight.copy_(theirs.g_proj.weight)
     if "gate_element" in ours.modifiers:
         ours.modifiers["gate_element"].gate.weight.copy_(theirs.gate_proj.weight if gate is None else gate)
 
@@ -126,7 +193,18 @@ def copy_latent(ours, theirs, name):
 
 
 def copy_state(ours, theirs, name):
-    if name == "qwen3_next":
+    if name == "qwen3_5_text":
+        qkv, gate = [theirs.in_proj_qkv.weight], theirs.in_proj_z.weight
+        beta, fade = theirs.in_proj_b.weight, theirs.in_proj_a.weight
+        ours.modifiers["gate_silu"].gate_proj.weight.copy_(gate)
+        bias, rate, norm = theirs.dt_bias, theirs.A_log, theirs.norm
+    elif name == "olmo_hybrid":
+        qkv = [getattr(theirs, f"{part}_proj").weight for part in "qkv"]
+        beta, fade = theirs.b_proj.weight, theirs.a_proj.weight
+        ours.modifiers["gate_silu"].gate_proj.weight.copy_(theirs.g_proj.weight)
+        bias, rate, norm = theirs.dt_bias, theirs.A_log, theirs.o_norm
+        ours.out_norm.eps = norm.variance_epsilon  # 1e-5
+    elif name == "qwen3_next":
         parts = theirs.in_proj_qkvz.weight.unflatten(0, (H, 4, D)).unbind(1)  # theirs has head after head
         *qkv, gate = (part.flatten(0, 1) for part in parts)
         beta, fade = theirs.in_proj_ba.weight.unflatten(0, (H, 2)).unbind(1)
@@ -157,8 +235,11 @@ def in_pieces(attention, x):
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name):
+def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name, monkeypatch):
     string, settings, given = FAMILIES[name]
+    if name == "beam":  # its full layers also scale queries by their positions
+        modeling = importlib.import_module("transformers.models.beam.modeling_beam")
+        monkeypatch.setattr(modeling, "compute_attention_scaling", lambda positions: None)
     n_layer = string.count("/") + 1
     given = given if "vocab_size" in given else SHAPE | {"num_hidden_layers": n_layer} | given
     config = transformers.AutoConfig.for_model(name, **given)
@@ -188,8 +269,21 @@ def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name):
         copy(made, theirs, name)
         out = next(getattr(theirs, o) for o in ("o_proj", "out_proj", "c_proj", "dense") if hasattr(theirs, o))
         weight = out.weight.T if name == "gpt2" else out.weight
-        made.o_proj.weight.copy_(weight * (0.5 if "gate_element" in made.modifiers else 1))  # for our 2σ
+        factors = {"gate": 0.5, "gate_element": 0.5, "gate_biased": 0.5, "gate_softplus": math.log(2)}  # at 0 ours is 1
+        made.o_proj.weight.copy_(weight * math.prod(factors.get(name, 1) for name in made.modifiers))
         if made.o_proj.bias is not None:
             made.o_proj.bias.copy_(out.bias)
         for got in (made(x), in_pieces(made, x)):
             close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_each_kind_of_layer_that_transformers_knows_is_in_the_pages_table():
+    kinds = pytest.importorskip("transformers.configuration_utils").ALLOWED_ATTN_LAYER_TYPES
+    page = (Path(__file__).parent.parent / "docs/attention_field.md").read_text(encoding="utf-8")
+    table = page.split("## Which kind of layer is which string")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE)
+    named = {name: ours for theirs, ours in rows for name in re.findall(r"`(\w+)`", theirs)}
+    assert {*kinds} == {*named}
+    for ours in named.values():  # what is said to be here is
+        if not ours.startswith("no"):
+            check_names("/".join(re.findall(r"`([\w+]+)`", ours.split(";")[0])))

@@ -247,6 +247,8 @@ def test_the_weights_of_each_are_those_of_the_pages_prices():
 
     added = {"sink": H, "gate": C * H, "gate_element": C * H * D, "gate_silu": C * H * D, "xsa": H, "value_residual": 2}
     added |= {"value_embedding": V * Hkv * D + C * Hkv, "diff": C * H * D + C * H, "forget": H * (C + 1), "fade": H}
+    added |= {"relative": 16 * (C * H + 128)}  # its block size
+    added |= {"token_sink": C * H, "out_norm": 0, "gate_biased": C * H * D + H, "gate_softplus": C * H}
     added |= {"logn": H, "key_offset": 0, "conv": 4 * D * (H + 2 * Hkv), "joint_norm": 0}
     plain = weights("sdpa")
     assert {name: weights(f"sdpa+{name}") - plain for name in MODIFIERS} == added

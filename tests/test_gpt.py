@@ -382,7 +382,7 @@ def test_the_logits_of_a_batch_are_never_held_at_once(monkeypatch):
         ({"attention": "fast"}, "attention=fast: 'fast' is no form"),
         ({"attention": "sdpa+window"}, r"attention=sdpa\+window needs a window: set model.attention_window=POSITIONS"),
         ({"attention": "sdpa/sdpa+nope", "position": "alibi"}, "nope leaves out the rotation of model.position=rope"),
-        ({"position": "absolute"}, "model.position=absolute is not known: choose one of rope, learned, alibi, none"),
+        ({"position": "absolute"}, "position=absolute is not known: choose one of rope, pope, learned, alibi, none"),
         *(({name: "no"}, f"model.{name}=no is not known") for name in ("norm", "mlp", "rope_scaling")),
         *(({name: 1.0}, f"{name}=1 must be at least 0 and below 1") for name in ("dropout", "attention_dropout")),
         ({"attention_dropout": -0.1}, "attention_dropout=-0.1"),

@@ -157,6 +157,7 @@ def of_ones_own(scores):
 def test_another_weighting_of_the_same_scores_takes_the_weights(form, monkeypatch):
     monkeypatch.setitem(FORMS, "of_ones_own", of_ones_own)
     others = ("average", "simple", "single_head", "mla", "gta", "linear", "retention", "delta", "kda", "index")
+    others += ("parallax", "wall", "k_eq_v", "dsa", "gdn2", "short_conv")
     assert has_plain_weights(form) == (form not in others)
     if form in others:
         with pytest.raises(SettingsError, match=r"model.attention=.*\(it has"):

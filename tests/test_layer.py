@@ -31,7 +31,22 @@ matmul = FORMS["matmul"]
 C, CPU = 16, torch.device("cpu")
 STATES = [name for name, kind in FORMS.items() if isinstance(kind, type) and issubclass(kind, Recurrent)]
 ROWS = [name for name in FORMS if name not in STATES]
-SUM_TO_ONE = (*SOFTMAX, "softcap", "average", "simple", "single_head", "stacked", "mla", "gta", "moba", "index")
+SUM_TO_ONE = (
+    *SOFTMAX,
+    "softcap",
+    "average",
+    "simple",
+    "single_head",
+    "stacked",
+    "mla",
+    "gta",
+    "moba",
+    "index",
+    "parallax",
+    "wall",
+    "dsa",
+    "k_eq_v",
+)
 every_form, form_of_rows = pytest.mark.parametrize("form", FORMS), pytest.mark.parametrize("form", ROWS)
 every_position = pytest.mark.parametrize("position", POSITIONS)
 
@@ -146,7 +161,7 @@ def test_any_number_of_leading_dimensions_are_as_one_and_starts_are_a_mask(form)
         attention(x, AttentionContext(doc_starts=doc_starts.repeat(3, 1)))[1],
         attention(x[1], AttentionContext(doc_starts=doc_starts)),
     )
-    for shape in ((2, 1, 1, 5), (H, 1, 5), (2, H, 5, 5)) if form in ROWS else ():
+    for shape in ((2, 1, 1, 5), (H, 1, 5), (2, H, 5, 5)) if attention.accepts_mask else ():
         mask = torch.rand(shape) > 0.3
         close(
             attention(x[0], AttentionContext(mask=mask, doc_starts=doc_starts)),
@@ -173,15 +188,23 @@ def test_a_window_sees_itself_and_the_positions_just_before(form):
 @torch.no_grad()
 def test_the_weights_of_the_picture_are_those_of_the_layer(form, position):
     """Rows sum to 1 in the forms that normalise, and weigh the values to the layer's output."""
+    if position == "pope" and form in ("mla", "gta", "dsa", "k_eq_v"):
+        with pytest.raises(SettingsError, match=rf"attention={form}: model.position=pope doubles the width of keys"):
+            layer(form, position=position)
+        return
     attention, x = layer(form, position=position, attention_dropout=0.5, n_kv_head=2).train(), torch.randn(2, 6, C)
     ctx = AttentionContext(doc_starts=torch.tensor([[0] * 6, [0, 0, 2, 2, 2, 5]]), cache=KVCache(3))
     weights = attention.weights(x, ctx)  # of all at once, without dropout and without a cache
     if form in SUM_TO_ONE:
         close(weights.sum(-1), torch.ones(weights.shape[:-1]))
     values, ctx.cache = attention.project(x)[2], None
+    if form == "short_conv":  # whose weights differ between channels
+        return
     values = values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
+    if form == "gdn2":
+        values = attention.written(values, x)
     gathered = weights @ values
-    if form in ("retention", "delta", "kda"):  # which normalise it
+    if form in ("retention", "delta", "kda", "gdn2"):  # which normalise it
         gathered = getattr(attention, "out_norm", RMSNorm(gathered.shape[-1], eps=1e-6))(gathered)
     close(attention.merge(gathered), attention.eval()(x, ctx))
 
@@ -199,13 +222,24 @@ WEIGHTS = {
     "gta": ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"),
     "delta": DELTA,
     "kda": DELTA,
+    "parallax": ("qkv_proj.weight", "o_proj.weight", *QK_NORM, "r_proj.weight"),
+    "wall": (*PROJECTIONS, *QK_NORM, "fade.weight", "fade.bias"),
+    "short_conv": ("taps", *PROJECTIONS),
+    "gdn2": (*(name for name in DELTA if name != "beta.weight"), "erase.weight", "write.weight"),
+    "k_eq_v": ("k_scale", "q_proj.weight", "kv_proj.weight", "o_proj.weight", "q_norm.weight"),
+    "dsa": (
+        *(f"{name}.weight" for name in ("q_proj", "k_proj", "c_proj", "c_norm", "k_up", "v_up", "o_proj")),
+        *("index_proj.weight", "index_norm.weight", "index_norm.bias"),
+    ),
     "index": (*PROJECTIONS, *QK_NORM, "index_proj.weight", "index_norm.weight", "index_norm.bias"),
 }
 WEIGHTS_OF_MODIFIERS = {
     "value_residual": ("mixture",), "key_offset": (), "logn": ("factor",), "forget": ("gate.weight", "gate.bias"),
     "fade": ("rate",), "sink": ("bias",), "diff": ("weight.weight",), "xsa": ("strength",), "gate": ("gate.weight",),
     "gate_element": ("gate.weight",), "gate_silu": ("gate_proj.weight",), "joint_norm": QK_NORM, "conv": ("weight",),
-    "value_embedding": ("gate.weight", "embedding.weight"),
+    "value_embedding": ("gate.weight", "embedding.weight"), "relative": ("profiles", "r_proj.weight"),
+    "token_sink": ("weight.weight",), "out_norm": (),
+    "gate_biased": ("bias", "gate.weight"), "gate_softplus": ("gate.weight",),
 }  # fmt: skip
 
 
@@ -280,10 +314,13 @@ def test_names_that_mean_nothing_together_are_refused_in_a_sentence(attention, w
 @every_form
 def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
     lacks = {"average": "rotation queries keys values scores result", "simple": "queries keys values scores result"}
-    lacks |= dict.fromkeys(STATES, "window rotation queries scores") | dict.fromkeys(("mla", "gta"), "keys values")
+    lacks |= dict.fromkeys(STATES, "window rotation queries scores") | dict.fromkeys(
+        ("mla", "gta", "dsa", "k_eq_v"), "keys values"
+    )
     changed = SETTINGS | {name: kind.changes for name, kind in MODIFIERS.items()}
     refused = {name for name, what in changed.items() if what in lacks.get(form, "").split()}
-    refused |= {"sink"} if form in ("sigmoid", "stick", "moba") else set()
+    refused |= {"nope"} if form == "wall" else set()
+    refused |= {"sink", "token_sink"} if form in ("sigmoid", "stick", "moba") else set()
     taken = {name.split("+")[1] for name in combinations() if name.startswith(f"{form}+")}
     assert form in SOFTMAX or taken == changed.keys() - refused
 
@@ -292,6 +329,7 @@ def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
 def test_settings_that_change_nothing_are_known_and_change_nothing(form):
     values = {"n_kv_head": 1, "qk_norm": False, "position": "alibi", "latent_size": 6, "attention_window": 2}
     values |= {"score_softcap": 1.0, "rope_fraction": 0.5, "qkv_bias": True, "head_size": 8, "n_head": 2}
+    values |= {"allow_neg_eigval": True}
     idle, x, plain = unused_settings(AttentionConfig(attention=form)), torch.randn(1, 6, C), layer(form)
     for name, value in values.items():
         other = layer(form, **{name: value})
@@ -309,7 +347,7 @@ def test_settings_that_change_nothing_are_known_and_change_nothing(form):
     )
 
 
-@pytest.mark.parametrize("attention", [*STATES, "sdpa+key_offset", "sdpa+forget"])
+@pytest.mark.parametrize("attention", [*STATES, "wall", "sdpa+key_offset", "sdpa+forget"])
 def test_what_sums_up_or_shifts_the_past_takes_starts_and_refuses_a_mask(attention):
     for call in (layer(attention), layer(attention).weights):  # F4
         with pytest.raises(ValueError, match=r"takes no mask: pass doc_starts"):
@@ -353,7 +391,9 @@ def test_modifiers_act_in_the_order_of_their_registration_with_those_that_add_a_
 
 @every_form
 def test_a_layer_gets_its_number_when_it_is_made_and_gives_it_to_its_modifiers(form):
-    config = AttentionConfig(attention=f"{form}+conv" if form not in ("average", "simple", "mla", "gta") else form)
+    config = AttentionConfig(
+        attention=f"{form}+conv" if form not in ("average", "simple", "mla", "gta", "dsa", "k_eq_v") else form
+    )
     made = make_attention(config, 3)
     assert made.layer_idx == 3 and all(modifier.layer_idx == 3 for modifier in made.modifiers.values())
     assert make_attention(config).layer_idx == 0

@@ -7,7 +7,7 @@ from conftest import close, random_gpt
 from model.attention import FORMS, MODIFIERS, SETTINGS
 
 LENGTHS = (1, 2, 256, 257, 400)  # around 1, for which nothing is hidden, and around 256, up to which a text is short
-STATES = ("linear", "retention", "delta", "kda")
+STATES = ("linear", "retention", "delta", "kda", "gdn2")
 SOME = ("sdpa", "sigmoid", "softmax1+window", "mla", "index", "moba", "loop", "sdpa+forget+sink", "sdpa+logn", "alibi")
 EVERY = [*FORMS, *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)), "softmax1+window", "sdpa+forget+sink", "alibi"]
 

@@ -44,7 +44,7 @@ def test_a_model_of_every_form_and_modifier_comes_back_as_it_was(attention):
         assert torch.equal(again(TOKENS), logits)
         for one, other in zip(again.attentions, model.attentions, strict=True):
             # A form that has a name is that form, and not a copy of it.
-            assert one.function is other.function or other.form in ("softcap", "moba", "stacked")
+            assert one.function is other.function or other.form in ("softcap", "moba", "parallax", "wall", "stacked")
 
 
 @pytest.mark.parametrize("settings", [*({"mlp": name} for name in MLPS), *({"norm": name} for name in NORMS)], ids=str)

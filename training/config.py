@@ -28,7 +28,9 @@ NEEDS = (
     ("data.task.random_non_queries", "data.source=recall"),
     ("tokenizer.vocab_size", "tokenizer.name=bpe"),
     (STRETCHED, "model.rope_scaling=linear yarn llama3"),
-    (f"{STRETCHED} model.rope_theta model.rope_fraction model.rope_scaling", "model.position=rope"),
+    (STRETCHED, "model.position=rope"),
+    ("model.rope_theta", "model.position=rope pope"),
+    ("model.rope_fraction model.rope_proportional model.rope_scaling", "model.position=rope"),
 )
 
 

@@ -14,14 +14,17 @@ modifiers.py   small changes to a layer: gates, sinks, biases, other keys and va
 Other layers:
 
 ladder.py      from averaging the past to stacked heads, one step at a time
+local.py       a local line in place of a mean; keys that fade by channel
 latent.py      keys and values cached as one small vector
 recurrent.py   a state in place of the cache
+fading.py      products of queries and keys that fade by channel
 sparse.py      a few chosen keys; choice.py says which
 
 Executors, and how they keep the scores exact:
 
 fused.py       torch's kernels, on a GPU with biases, sinks, windows and documents
 chunked.py     long texts on a CPU, by chunks of queries
+rows.py        long texts by chunks of queries, by the definition
 half.py        short texts in half precision on a CPU
 
 Around them:
@@ -38,7 +41,7 @@ from inspect import signature
 from common.errors import SettingsError
 
 # Importing these registers their forms and modifiers, in this order.
-from model.attention import forms, ladder, latent, layer, modifiers, recurrent, sparse  # noqa: F401
+from model.attention import forms, ladder, latent, layer, local, modifiers, recurrent, sparse  # noqa: F401
 from model.attention.context import AttentionContext
 from model.attention.forms import SOFTMAX
 from model.attention.layer import MultiHeadAttention

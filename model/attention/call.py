@@ -18,6 +18,7 @@ from model.attention.choice import index_scores, indexed_keys
 from model.attention.masks import causal_mask, document_mask
 from model.attention.weighting import PLAIN, Weighting
 from model.cpu import is_recorded
+from model.layers import upcast
 
 Query = Float[Tensor, "*lead H T D"]
 Key = Float[Tensor, "*lead Hkv S D"]
@@ -29,6 +30,7 @@ Mask = Overlay | None
 Bias = Float[Overlay, ""] | None
 Sum = tuple[Float[Tensor, "*#B H T"], Float[Tensor, "*#B H S"]]
 """Rows and columns of a matrix: row_t + column_s."""
+Sink = Float[Tensor, " H"] | Float[Tensor, "B H T"]
 
 
 class Indexer(NamedTuple):
@@ -43,6 +45,13 @@ class Indexer(NamedTuple):
     best: int
     learns: bool
     """Whether it learns to score as the attention weighs."""
+
+
+class Relative(NamedTuple):
+    """A bias for each query and distance, r_t · p_d; zero from the distance `extent` on."""
+
+    r: Float[Tensor, "B H T rank"]
+    profiles: Float[Tensor, "rank extent"]
 
 
 class Call(NamedTuple):
@@ -70,10 +79,16 @@ class Call(NamedTuple):
     """Rows and columns that sum to a bias."""
     matrix: Bias = None
     """A bias of any kind, finite."""
-    sink: Float[Tensor, " H"] | None = None
-    """The score of one more key, whose value is zero."""
+    relative: Relative | None = None
+    """A bias that a query reads from profiles over the distance."""
+    sink: Sink | None = None
+    """The score of one more key, whose value is zero: (H,), or (B, H, T) if each query has its own."""
     indexer: Indexer | None = None
     """The choice of a few keys by an indexer."""
+    faded: Float[Tensor, "*lead Hkv S D"] | None = None
+    """The running sum of ln α, α the share of each channel of earlier keys that a position leaves: see fading.py."""
+    tilt: Query | None = None
+    """r: weights p become p (1 + Σ p r·k - r·k)."""
     dropout_p: float = 0.0
     """The probability of dropping a weight."""
     scale: float | None = None
@@ -107,6 +122,8 @@ def contradiction(call: Call) -> str | None:
         return f"a sink means nothing under {call.weighting.name}: {call.weighting.no_sink}."
     if call.window is not None and call.sees_later:
         return "a window ends at a query's own key: leave out window, or sees_later."
+    if call.faded is not None and call.sees_later:
+        return "keys fade on the way to later queries: leave out faded, or sees_later."
     return None
 
 
@@ -131,10 +148,48 @@ def add_matrix(call: Call, matrix: Float[Tensor, "*#B #H #T S"]) -> Call:
     return call._replace(matrix=matrix if call.matrix is None else call.matrix + matrix)
 
 
-def add_sink(call: Call, score: Float[Tensor, " H"]) -> Call:
-    """Return the call with one more key of a score, whose value is zero."""
+def add_sink(call: Call, score: Sink) -> Call:
+    """Return the call with one more key, whose value is zero.
+
+    score: (H,), or (B, H, T) for a score of each query's own.
+    """
+    if call.sink is None:
+        return call._replace(sink=score)
     # Two such keys are one, of score ln(eᵃ + eᵇ).
-    return call._replace(sink=score if call.sink is None else torch.logaddexp(call.sink, score))
+    a, b = (each[:, None] if each.ndim == 1 else each for each in (call.sink, score))  # (H, 1) or (B, H, T)
+    joint = torch.logaddexp(a, b)
+    return call._replace(sink=joint[:, 0] if joint.ndim == 2 else joint)
+
+
+def with_constant_sink(call: Call) -> Call:
+    """Return the same call with a sink of score 0 in place of each query's own.
+
+    A softmax does not see a number that is added to all scores of a row: of (z, b) and (z - b, 0) it makes the same
+    weights. So do the others that know a sink, and the code for a sink and a bias serves this one too.
+    """
+    if call.sink is None or call.sink.ndim == 1:
+        return call
+    H, S = call.q.shape[-3], call.k.shape[-2]
+    constant = call._replace(sink=call.sink.new_zeros(H))
+    return add_bias(constant, -call.sink, call.sink.new_zeros(H, S))
+
+
+def relative_bias(relative: Relative, S: int) -> Float[Tensor, "B H T S"]:
+    """Return the bias of each query and key by their distance, in float32 at least."""
+    T = relative.r.shape[-2]
+    extent = relative.profiles.shape[-1]
+    if not is_recorded():  # a recorded call has no length
+        extent = min(extent, S)
+    # From the farthest key to the query's own.
+    nearer = upcast(relative.r) @ upcast(relative.profiles[:, :extent].flip(-1))  # (B, H, T, extent)
+
+    # Shift each row one place further right than the row before: rows that are one number longer than the matrix is
+    # wide do this by themselves.
+    width = T + extent - 1
+    rows = F.pad(nearer, (0, width + 1 - extent)).flatten(-2)
+    shifted = rows[..., : T * width].unflatten(-1, (T, width))
+    # The last column is the last key. Keys before the first column are too far; columns before the first key go.
+    return F.pad(shifted, (S - width, 0))
 
 
 def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."] | None:
@@ -185,10 +240,15 @@ def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool =
         row, column = call.bias
         summed = (row[..., None] + column[..., None, :]).to(dtype)
         matrix = summed if matrix is None else summed + matrix
+    if call.relative is not None:
+        by_distance = relative_bias(call.relative, S).to(dtype)
+        matrix = by_distance if matrix is None else by_distance + matrix
 
+    faded = call.faded
     sink = None if call.sink is None else call.sink.to(dtype)
     if sink is not None and sink_in_front:
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
+        faded = None if faded is None else F.pad(faded, (0, 0, 1, 0))
         column = sink[:, None, None]  # (H, 1, 1)
         others = column.new_zeros(len(sink), 1, S) if matrix is None else matrix.expand(*matrix.shape[:-1], S)
         shape = torch.broadcast_shapes(column.shape[:-1], others.shape[:-1])
@@ -197,7 +257,7 @@ def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool =
             mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
         sink = None
     laid = Call(call.q, k, v, call.weighting, mask, sees_later, matrix=matrix, sink=sink)
-    return laid._replace(dropout_p=call.dropout_p, scale=scale_of(call))
+    return laid._replace(faded=faded, tilt=call.tilt, dropout_p=call.dropout_p, scale=scale_of(call))
 
 
 def dense(
@@ -231,7 +291,8 @@ def dense(
         mask = mask | ~has_keys
     k = repeat_heads(laid.k, H)
     v = repeat_heads(laid.v, H)
-    return laid._replace(k=k, v=v, mask=mask, sees_later=True), has_keys
+    faded = None if laid.faded is None else repeat_heads(laid.faded, H)
+    return laid._replace(k=k, v=v, faded=faded, mask=mask, sees_later=True), has_keys
 
 
 def repeat_heads(x: Shaped[Tensor, "*lead Hkv S D"], H: int) -> Shaped[Tensor, "*lead {H} S D"]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, MultiHeadAttention, make_attention
 from model.attention.code import explained, run_codes
-from model.attention.executors import CHUNKS, anywhere
+from model.attention.executors import CHUNKS, ROWS, anywhere
 from model.attention.forms import SoftCapped
 from model.attention.masks import padding_mask
 from model.attention.recurrent import Recurrent, token_by_token
@@ -41,7 +41,8 @@ def value_and_gradient(layer: MultiHeadAttention, x: Tensor) -> Pairs:
     elif layer.form in SOFTMAX:
         exact.function = FORMS["loop"]
     by_chunks = copy.deepcopy(layer)
-    by_chunks.function = layer.function.by(CHUNKS._replace(misfit=anywhere), *layer.function.executors)
+    pieces = [executor._replace(misfit=anywhere) for executor in (CHUNKS, ROWS)]
+    by_chunks.function = layer.function.by(*pieces, *layer.function.executors)
     mask = torch.rand(B, 1, T, T, device=x.device) > 0.4
     mask[0, 0, 3] = False  # a query without a key
 

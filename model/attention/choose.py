@@ -29,7 +29,10 @@ STATE = "a state"
 """Stands for the executor of a form that keeps a state: see recurrent.py."""
 CASES = [
     *FORMS,
-    *(f"sdpa+{name}" for name in ("window", "logn", "diff", "forget", "fade", "sink", "window+sink", "forget+window")),
+    *(
+        f"sdpa+{name}"
+        for name in ("window", "logn", "diff", "forget", "fade", "sink", "relative", "window+sink", "forget+window")
+    ),
     *("softmax1+window", "softcap+forget", "moba+window", "index+logn", "mla+sink"),
     *("sdpa position=alibi", "sdpa documents", "sdpa+window documents", "sdpa mask", "sdpa dropout"),
     *("sdpa+window dropout", "matmul dropout"),

@@ -10,6 +10,7 @@ half            short texts in half precision on a CPU, half_weighted with other
 bmm             short texts on a CPU: the plain products of functions.py
 fused           torch's kernels where causality or nothing lies over the scores (fused.py)
 chunks          long texts by chunks of queries, without a matrix of all scores (chunked.py)
+rows            the definition, by chunks of queries (rows.py)
 fused_matrix    torch's kernels with mask and bias as a matrix
 weighted        the definition, for any weighting: functions.py
 
@@ -27,11 +28,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 import model.attention.functions as functions
-from model.attention.call import Call, Output, contradiction, dense, features, lengths
+from model.attention.call import Call, Output, contradiction, dense, features, lengths, with_constant_sink
 from model.attention.choice import index_scores
 from model.attention.chunked import chunked
 from model.attention.fused import folded, fused, fused_with_matrix, has_varlen
 from model.attention.half import half, half_weighted
+from model.attention.rows import by_rows
 from model.attention.weighting import WITH_PASSES, Softmax, Weighting
 from model.cpu import SHORT, is_recorded, mode
 
@@ -107,6 +109,7 @@ def attend(call: Call, executors: Executors, device: str | None = None) -> tuple
         with torch.autocast(kind, enabled=False):
             return attend(call._replace(q=q, k=k, v=v), executors, device)
 
+    call = with_constant_sink(call)
     executor = choose(call, executors, device or kind)
     if device not in (None, kind):
         # A GPU's kernels keep no scores to drop weights, as a CPU's do, on which the tensors of a plan are.
@@ -166,6 +169,13 @@ def is_long(call: Call) -> str | None:
     return None if T * S > LONGEST_DENSE else f"no more than {SHORT}² pairs"
 
 
+def has_more(call: Call) -> str | None:
+    """chunked.py is faster where it knows all fields."""
+    if call.relative is None and call.faded is None and call.tilt is None:
+        return "for relative, faded and tilt"
+    return is_long(call)
+
+
 def is_aligned(call: Call) -> str | None:
     """torch's causality aligns the first query with the first key; a single query sees all."""
     T, S = lengths(call)
@@ -186,6 +196,11 @@ def by_matrices(compute: Callable[[Call], Output], sink_in_front: bool, call: Ca
         loss = index_loss(index, laid, has_keys)
     # A query without a key was shown all of them, or its softmax would be 0 / 0.
     return y if has_keys is None else y.masked_fill(~has_keys, 0), loss
+
+
+def weighted_alone(call: Call) -> Output:
+    """Return the result of the definition, for a call without a loss."""
+    return by_matrices(functions.weighted, False, call)[0]
 
 
 def index_loss(index: Tensor, laid: Call, has_keys: Tensor | None) -> Float[Tensor, ""]:
@@ -212,9 +227,12 @@ MATRICES = PLAIN | {
     "window",
     "bias",
     "matrix",
+    "relative",
     "sink",
     "indexer",
 }  # what dense() lays out
+FACTORS = {"faded", "tilt"}
+"""Factors of products and of weights, which no matrix over the scores can be."""
 UNRECORDED = "eager", "compiled"
 
 
@@ -279,10 +297,19 @@ FUSED_MATRIX = of_steps(fused_with_matrix)._replace(name="fused_matrix")
 WEIGHTED = Executor(
     name="weighted",
     run=partial(by_matrices, functions.weighted, False),
-    fields=MATRICES,
+    fields=MATRICES | FACTORS,
     weightings=None,
 )
+ROWS = Executor(
+    name="rows",
+    run=partial(by_rows, weighted_alone),
+    fields=(MATRICES | FACTORS) - {"dropout_p", "indexer"},
+    weightings=tuple(WITH_PASSES.values()),
+    devices=("cpu", "cuda"),
+    modes=("eager",),  # torch's compiler cannot trace a backward pass that makes a graph of its own
+    misfit=has_more,
+)
 
-OF_SDPA = FOLDED, VARLEN, HALF, BMM, FUSED, CHUNKS_OF_INDEX, FUSED_MATRIX, WEIGHTED
-OF_WEIGHTING = FOLDED, VARLEN, HALF_WEIGHTED, CHUNKS, WEIGHTED
+OF_SDPA = FOLDED, VARLEN, HALF, BMM, FUSED, CHUNKS_OF_INDEX, ROWS, FUSED_MATRIX, WEIGHTED
+OF_WEIGHTING = FOLDED, VARLEN, HALF_WEIGHTED, CHUNKS, ROWS, WEIGHTED
 """For any weighting, also a person's: each leaves to the next what it does not serve."""

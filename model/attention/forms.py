@@ -41,7 +41,7 @@ class SoftCapped(MultiHeadAttention):
     """Softmax of bounded scores: see Softcap of weighting.py."""
 
     has_plain_weights = True
-    unused_settings = ("latent_size",)
+    unused_settings = ("latent_size", "allow_neg_eigval")
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(config, of_weighting(Softcap(config.score_softcap)), layer_idx)

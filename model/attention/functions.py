@@ -24,6 +24,7 @@ from torch import Tensor
 
 from model.attention.call import Call, Output, scale_of
 from model.attention.choice import Scores
+from model.attention.fading import faded_scores
 from model.layers import upcast
 
 
@@ -133,13 +134,22 @@ def weighted(call: Call, products: Tensor | None = None) -> Output:
 def weights_of(call: Call, products: Tensor | None = None) -> Scores:
     """Return the weights of a call, (…, H, T, S)."""
     if products is None:
-        products = upcast(call.q) * scale_of(call) @ upcast(call.k).mT
+        q = upcast(call.q) * scale_of(call)
+        k = upcast(call.k)
+        products = q @ k.mT if call.faded is None else faded_scores(q, k, call.faded)
     scores = masked(call.weighting.squashed(products), call)
     if call.sink is None:
-        return call.weighting.weights(scores)
-    # One more key takes weight from the others, and gives nothing.
-    sink = call.sink[:, None, None].expand(*scores.shape[:-1], 1)
-    return call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
+        weights = call.weighting.weights(scores)
+    else:
+        # One more key takes weight from the others, and gives nothing.
+        sink = call.sink[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
+    if call.tilt is None:
+        return weights
+    # A local line in place of a local mean: E[v] - Cov(r·k, v), with the mean and the covariance over the weights.
+    along = upcast(call.tilt) @ upcast(call.k).mT  # (…, H, T, S)
+    weighted_along = weights * along
+    return weights * (1 + weighted_along.sum(-1, keepdim=True)) - weighted_along
 
 
 def masked(scores: Float[Tensor, "..."], call: Call) -> Float[Tensor, "..."]:

@@ -1,21 +1,29 @@
 """Smaller caches: fewer numbers for keys and values.
 
-mla keeps one latent vector for the keys and values of all heads, gta one vector for a head's key and value.
+mla keeps one latent vector for the keys and values of all heads; gta and k_eq_v one vector for a head's key and value.
 """
 
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from common.errors import SettingsError
 from model.attention.call import Call, Output, Query, Value, repeat_heads
 from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
 from model.layers import Linear, RMSNorm
-from model.rope import Rope
+from model.rope import Pope, Rope, rotate
+
+
+def refuse_pope(config: AttentionConfig) -> Pope:
+    """Raise SettingsError: the form's keys are kept, or made, at one width."""
+    problem = f"attention={config.attention}: model.position=pope doubles the width of keys, which {config.form} shares"
+    raise SettingsError(problem, "set model.position=rope, or choose another form")
 
 
 class SplitKeys(MultiHeadAttention):
@@ -27,6 +35,9 @@ class SplitKeys(MultiHeadAttention):
 
     def make_rope(self, config: AttentionConfig) -> Rope:
         return Rope.of(replace(config, rope_fraction=1.0), self.turned)
+
+    def make_pope(self, config: AttentionConfig) -> Pope:
+        return refuse_pope(config)
 
     def per_head(self, y: Stream) -> Query:
         return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -50,7 +61,14 @@ class LatentAttention(SplitKeys):
     multi-query attention with keys [RoPE, c] and values c.
     """
 
-    unused_settings = ("n_kv_head", "qk_norm", "rope_fraction", "score_softcap")
+    unused_settings = (
+        "n_kv_head",
+        "qk_norm",
+        "rope_fraction",
+        "rope_proportional",
+        "score_softcap",
+        "allow_neg_eigval",
+    )
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         D = config.head_channels
@@ -135,7 +153,7 @@ class GroupedTied(SplitKeys):
     numbers a token; grouped-query attention keeps 2 Hkv D.
     """
 
-    unused_settings = ("qk_norm", "rope_fraction", *MultiHeadAttention.unused_settings)
+    unused_settings = ("qk_norm", "rope_fraction", "rope_proportional", *MultiHeadAttention.unused_settings)
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         self.turned = max(1, config.head_channels // 2)
@@ -167,3 +185,53 @@ class GroupedTied(SplitKeys):
         turned = ctx.cache.append(self.layer_idx, "turned", k[:, :1, :, : self.turned], self.window)
         v = ctx.cache.append(self.layer_idx, "tied", v, self.window)
         return self.join(turned, v[..., self.turned :]), v
+
+
+@form("k_eq_v")
+class KeysAreValues(MultiHeadAttention):
+    """Keys and values are one vector of a token (Gemma 4, 2026, in its full layers).
+
+        u_h = x W_h,  v_h = norm(u_h),  k_h = RoPE(γ v_h)
+
+    Both have the root mean square of QK-norm, and keys its weights γ. Without QK-norm v = u and k = RoPE(u).
+    The cache keeps v alone, half of what other forms keep, and makes the keys again: a token then rotates all of them.
+    """
+
+    modifiable = ("window", "rotation", "queries", "scores", "result")
+
+    def make_pope(self, config: AttentionConfig) -> Pope:
+        return refuse_pope(config)
+
+    def make_projections(self, config: AttentionConfig) -> None:
+        D = self.head_dim
+        self.q_proj = Linear(config.n_embd, self.query_heads * D, bias=config.qkv_bias)
+        self.kv_proj = Linear(config.n_embd, self.kv_heads * D, bias=config.qkv_bias)
+        self.o_proj = Linear(self.n_head * D, config.n_embd, bias=config.bias)
+        self.q_norm = RMSNorm(D, eps=NORM_EPS) if config.qk_norm else nn.Identity()
+        self.k_scale = nn.Parameter(torch.ones(D)) if config.qk_norm else None
+
+    def project(self, x: Stream) -> Heads:
+        q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
+        v = self.kv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        if self.k_scale is not None:
+            v = F.rms_norm(v, v.shape[-1:], eps=NORM_EPS)
+        return q, self.keys_of(v), v
+
+    def keys_of(self, v: Value) -> Value:
+        """Return the keys of values, before they are rotated."""
+        return v if self.k_scale is None else v * self.k_scale.to(v.dtype)
+
+    def update_cache(
+        self,
+        k: NewKeys,
+        v: NewValues,
+        ctx: AttentionContext,
+    ) -> tuple[Keys, Value]:
+        assert ctx.cache is not None
+        values = ctx.cache.append(self.layer_idx, "tied", v, self.window)
+        keys = self.keys_of(values)
+        if self.rope is not None:
+            # The last row is the last new token's.
+            first = ctx.past + v.shape[-2] - values.shape[-2]
+            keys = rotate(keys, self.rope.table(keys, first))
+        return keys, values

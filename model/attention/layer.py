@@ -31,7 +31,7 @@ from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS
 from model.config import AttentionConfig
 from model.cpu import is_recorded
 from model.layers import Linear, RMSNorm
-from model.rope import Rope, rotate
+from model.rope import Pope, Rope, rotate
 
 NORM_EPS = 1e-6
 Stream = Float[Tensor, "*lead T C"]
@@ -56,7 +56,7 @@ class MultiHeadAttention(nn.Module):
     # Traits of a form, for the registry, the settings' checks, generation and the tests.
     modifiable: ClassVar[tuple[str, ...]] = (*SETTINGS.values(), *PARTS)
     """The parts that modifiers may change."""
-    unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size")
+    unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size", "allow_neg_eigval")
     """Settings without effect in this form."""
     has_kv_cache = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
@@ -89,7 +89,11 @@ class MultiHeadAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.window = config.attention_window
         self.alibi = config.position == "alibi"
-        self.rope = self.make_rope(config) if config.position == "rope" and "nope" not in config.modifiers else None
+        turns = "nope" not in config.modifiers
+        self.rope = self.make_rope(config) if config.position == "rope" and turns else None
+        self.pope = self.make_pope(config) if config.position == "pope" and turns else None
+        if self.pope is not None:
+            self.scale = self.head_dim**-0.5  # of as many products of lengths
 
         # Read the modifiers' needs before the projections are made: wider queries, or another norm than QK-norm.
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
@@ -101,6 +105,9 @@ class MultiHeadAttention(nn.Module):
             self.make_projections(config)  # to be replaced: a seed then draws the weights of earlier versions
             self.query_heads *= queries_per_head
         self.make_projections(config)
+        self.phase = None
+        if self.pope is not None:
+            self.phase = nn.Parameter(torch.zeros(self.kv_heads, 1, self.head_dim))
         self.modifiers: Any = nn.ModuleDict()
         # In the order of registration, but those that add a key last (sorted() is stable).
         for name in sorted(classes, key=lambda name: classes[name].last):
@@ -108,6 +115,9 @@ class MultiHeadAttention(nn.Module):
 
     def make_rope(self, config: AttentionConfig) -> Rope:
         return Rope.of(config, self.head_dim)
+
+    def make_pope(self, config: AttentionConfig) -> Pope:
+        return Pope(self.head_dim, config.rope_theta)
 
     def make_projections(self, config: AttentionConfig) -> None:
         """Make the weights of project() and merge()."""
@@ -162,7 +172,7 @@ class MultiHeadAttention(nn.Module):
 
         # Rotate queries and keys by their positions: their products then depend on the distance.
         q = self.rotate(q, ctx)
-        k = self.rotate(k, ctx)
+        k = self.rotate(k, ctx) if self.phase is None else self.rotate(k, ctx, self.phase)
 
         # Cache: append the new rows, and get all S that are kept; a state keeps no rows. Without a cache, S = T.
         keys, values = k, v
@@ -201,8 +211,13 @@ class MultiHeadAttention(nn.Module):
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v
 
-    def rotate(self, heads: Query, ctx: AttentionContext) -> Query:
-        """Rotate queries or keys by their positions, if the layer has RoPE."""
+    def rotate(self, heads: Query, ctx: AttentionContext, phase: Tensor | None = None) -> NewKeys:
+        """Rotate queries or keys by their positions, if the layer has RoPE or PoPE.
+
+        phase: that of keys under PoPE.
+        """
+        if self.pope is not None:
+            return self.pope.place(heads, ctx.past, phase)
         if self.rope is None:
             return heads
         rotation = ctx.rotations.get(self.rope)
@@ -292,4 +307,5 @@ class MultiHeadAttention(nn.Module):
         """
         window = min(self.window or block_size, block_size)
         mean_seen = window - window**2 / (2 * block_size)
-        return 4 * self.query_heads * self.head_dim * mean_seen
+        channels = self.head_dim * (2 if self.pope is None else 3)  # of a score and of a value
+        return 2 * self.query_heads * channels * mean_seen

@@ -9,6 +9,7 @@ past. A token reads it with its query, and writes to it with its key and value:
     retention  α < 1,  u = v                           a sum that fades
     delta      α(x),   u = β (v - (α_t S_{t-1})ᵀ k)    a sum that fades, with the value at the key replaced
     kda        the same, with an α for each row of S
+    gdn2       u = w v - (α_t S_{t-1})ᵀ (b k), with an α and a b for each row of S and a w for each column
 
 `token_by_token` is that definition, and decodes. `in_chunks` gives the same by products of matrices, and trains.
 """
@@ -19,19 +20,18 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from model.attention.call import Call, Key, Output, Query, Value, repeat_heads
 from model.attention.context import AttentionContext
+from model.attention.fading import CHUNK, faded_products, left_between, split_chunks
 from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
 from model.config import POSITION_SETTINGS, AttentionConfig
 from model.layers import RMSNorm, upcast
 
-CHUNK = 32
-"""The tokens of a chunk, whose writes solve one triangular system; a power of two."""
 LN_ZERO = -1000.0
 """ln α of a token that starts a text, so that the state before it vanishes.
 
@@ -46,8 +46,6 @@ By channel, each row of the state fades at its own rate.
 Beta = Float[Tensor, "*lead H T"] | None
 Rates = tuple[LogDecay, Beta]
 State = Float[Tensor, "*lead H D Dv"]
-Chunks = Float[Tensor, "n N C D"]
-Fading = Float[Tensor, "n N C _"]
 
 
 def token_by_token(
@@ -57,8 +55,12 @@ def token_by_token(
     log_decay: LogDecay,
     beta: Beta,
     state: State,
+    erase: Key | None = None,
 ) -> tuple[Output, State]:
-    """Return y and the last state, one token after the other."""
+    """Return y and the last state, one token after the other.
+
+    erase: what reads the old value that a write removes, in place of β k; β is then None, and v is written whole.
+    """
     outputs = []
     decay = log_decay.exp()
     for t in range(q.shape[-2]):
@@ -68,6 +70,8 @@ def token_by_token(
         if beta is not None:
             # The delta rule: subtract the value that the state has at the key, so that the write replaces it.
             written = beta[..., t, None, None] * (written - key.mT @ state)
+        if erase is not None:
+            written = written - erase[..., t, None, :] @ state
         state = state + key * written
         outputs.append(q[..., t, None, :] @ state)
     return torch.cat(outputs, -2), state
@@ -80,6 +84,7 @@ def in_chunks(
     log_decay: LogDecay,
     beta: Beta,
     state: State,
+    erase: Key | None = None,
 ) -> tuple[Output, State]:
     """Return the same as token_by_token, by matrix products in chunks of CHUNK tokens.
 
@@ -97,9 +102,16 @@ def in_chunks(
     left_at_end = before[..., -1, :, None]  # (n, N, 1 or D, 1)
     # The keys, faded as much as they are at the chunk's end.
     end_keys = (left_between(log_decay, CHUNK - 1) * k).mT  # (n, N, C, D) -> (n, N, D, C)
-    inside, *overlaps = faded_products([q] if beta is None else [q, k], k, log_decay)  # (n, N, C, C)
+    reads = k if erase is None else split_chunks(erase)
+    has_delta = beta is not None or erase is not None
+    inside, *overlaps = faded_products([q, reads] if has_delta else [q], k, log_decay)  # (n, N, C, C)
     fresh = v
     erased = []
+    if erase is not None:
+        identity = torch.eye(CHUNK, dtype=q.dtype, device=q.device)
+        solved = torch.linalg.solve_triangular(overlaps[0], identity, upper=False, unitriangular=True)
+        fresh = solved @ v
+        erased = [solved @ (before * reads)]
     if beta is not None:
         # Invert I + A. Of the overlaps the solver reads the part below the diagonal alone, which it takes for 1.
         scale = split_chunks(beta[..., None])  # (n, N, C, 1)
@@ -126,64 +138,6 @@ def in_chunks(
     y = (before * q) @ torch.stack(states, 1) + inside @ written
     y = y.view(*lead, -1, y.shape[-1])[..., :T, :]  # (n, N, C, Dv) -> (…, H, T, Dv), without the padding
     return y, state.view(*lead, *state.shape[-2:])
-
-
-def split_chunks(x: Key) -> Chunks:
-    """Cut the text into chunks, the last one padded with zeros.
-
-    Padding neither fades nor writes: its ln α, keys and values are 0.
-    """
-    missing = -x.shape[-2] % CHUNK
-    whole = F.pad(x, (0, 0, 0, missing)) if missing else x
-    return whole.flatten(0, -3).unflatten(-2, (-1, CHUNK))  # (…, H, T, D) -> (n, N, C, D)
-
-
-def left_between(log_decay: Fading, landmark: int | Int[Tensor, "C 1"]) -> Fading:
-    """Return Π α between token t and its landmark: the share left of the earlier one's state.
-
-    ln of it is a sum of ln α, not a difference of two running sums. No factor exceeds 1, and strong decays cost no
-    precision.
-    """
-    token = torch.arange(CHUNK, device=log_decay.device)
-    t = token[:, None]
-    # A row for each t, True for the tokens after the earlier of t and its landmark, up to the later.
-    between = (token > t.clamp(max=landmark)) & (token <= t.clamp(min=landmark))  # (C, C)
-    return (between.to(log_decay.dtype) @ log_decay).exp()
-
-
-def faded_products(queries: list[Chunks], k: Chunks, log_decay: Fading) -> list[Float[Tensor, "n N C C"]]:
-    """Return the products of each of `queries` with its own and earlier keys.
-
-    Each channel of a key is multiplied by the share of it that is left at the query.
-    """
-    if log_decay.shape[-1] == 1:
-        # All channels fade alike, so the share is one factor of the score.
-        lower = torch.ones(CHUNK, CHUNK, dtype=k.dtype, device=k.device).tril()
-        between = lower @ (log_decay * lower.tril(-1))  # (C, C) @ (…, C, C): the sum of ln α after s up to t
-        left = lower * between.exp()
-        return [left * (q @ k.mT) for q in queries]
-    # The channels fade at different rates: go by halves. In a block of 2m tokens the queries of the late half meet the
-    # keys of the early half. The share left is that from the key to the middle, times that from the middle to the
-    # query: one product serves all pairs, and no factor exceeds 1. The blocks of m tokens gave the products inside the
-    # halves.
-    token = torch.arange(CHUNK, device=k.device)[:, None]
-    products = [(q * k).sum(-1)[..., None, None] for q in queries]  # (…, C, 1, 1): of each token with itself
-    for m in (2**i for i in range(CHUNK.bit_length() - 1)):
-        middle = token // (2 * m) * 2 * m + m - 1
-        early, late = halves(left_between(log_decay, middle), m)  # (…, C/2m, m, D)
-        keys = (early * halves(k, m)[0]).mT  # (…, C/2m, D, m)
-        for i, q in enumerate(queries):
-            across = (late * halves(q, m)[1]) @ keys  # (…, m, D) @ (…, D, m) -> (…, C/2m, m, m)
-            # Two blocks of m and the products across them make a block of 2m: [[first, 0], [across, second]].
-            first, second = products[i].unflatten(-3, (-1, 2)).unbind(-3)
-            lower = torch.cat((across, second), -1)  # (…, C/2m, m, 2m)
-            products[i] = torch.cat((F.pad(first, (0, m)), lower), -2)  # (…, C/2m, 2m, 2m)
-    return [product.squeeze(-3) for product in products]
-
-
-def halves(x: Float[Tensor, "*lead C D"], m: int) -> tuple[Float[Tensor, "*lead _ m D"], ...]:
-    """Return the early and the late half of every 2m tokens: (…, C, D) -> twice (…, C/2m, m, D)."""
-    return x.unflatten(-2, (-1, 2, m)).unbind(-3)
 
 
 def of_one_length(x: Stream) -> Stream:
@@ -223,6 +177,10 @@ class Recurrent(MultiHeadAttention):
         """Return ln α and β; β is None if all of v is written."""
         return x.new_zeros(1, x.shape[1], 1), None
 
+    def erasers(self, k: Key, x: Stream) -> Key | None:
+        """Return what reads the old values in place of β k; None for β k."""
+        return None
+
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Read and write the state, in float32 at least, without autocast."""
         x = of_one_length(x)
@@ -238,7 +196,7 @@ class Recurrent(MultiHeadAttention):
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in call[:3])
             state = kept.get("state", q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
-            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, state)
+            y, state = scan(q, k, v, log_decay.to(q.dtype), beta, state, self.erasers(k, x))
         kept["state"] = state.detach()
         return y.to(x.dtype)
 
@@ -292,9 +250,11 @@ class GatedDelta(Recurrent):
 
     α = exp(-e^a softplus(x w_α + b)), β = σ(x w_β), keys and queries of length 1, each head's result RMS-normalised
     (Yang et al. 2025, Gated Delta Networks, eq. 10). With their convolution and SiLU gate it is delta+conv+gate_silu.
+    model.allow_neg_eigval doubles β: at 2 a write reflects the state at the key, so the rule has eigenvalues from -1 to
+    1 (Grazzi et al. 2025).
     """
 
-    unused_settings = ("qk_norm", *Recurrent.unused_settings)
+    unused_settings = ("qk_norm", *(name for name in Recurrent.unused_settings if name != "allow_neg_eigval"))
     flops_of_state = 6.0
     fades_by_channel = False
 
@@ -302,6 +262,7 @@ class GatedDelta(Recurrent):
         super().__init__(replace(config, qk_norm=False), layer_idx)
         C = config.n_embd
         H = config.n_head
+        self.largest_beta = 2.0 if config.allow_neg_eigval else 1.0
         self.beta = PerHead(C, H)
         # softplus gives 0.01 at first. e^a goes from 1 in the first head to 16 in the last: α from 0.99 to 0.85.
         decays = H * self.head_dim if self.fades_by_channel else H
@@ -311,10 +272,15 @@ class GatedDelta(Recurrent):
         self.out_norm = RMSNorm(self.head_dim, eps=NORM_EPS)
 
     def rates(self, x: Stream) -> Rates:
+        beta = torch.sigmoid(upcast(self.beta(x)))
+        return self.log_decay(x), beta if self.largest_beta == 1 else self.largest_beta * beta
+
+    def log_decay(self, x: Stream) -> LogDecay:
+        """Return ln α, of each token or of each channel of its key."""
         fade = F.softplus(upcast(self.fade(x)))
         fade = fade.unflatten(1, (self.n_head, -1)).mT  # (B, H·n, T) -> (B, H, T, n)
         rate = upcast(self.log_rate).exp()[:, None, None]
-        return -rate * fade, torch.sigmoid(upcast(self.beta(x)))
+        return -rate * fade
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         q = unit_length(upcast(call.q)) * self.head_dim**-0.5
@@ -332,3 +298,88 @@ class KimiDelta(GatedDelta):
     """
 
     fades_by_channel = True
+
+
+@form("gdn2")
+class GatedDelta2(KimiDelta):
+    """The gated delta rule with β for each channel, one to erase and one to write.
+
+    (NVIDIA 2026, Gated DeltaNet-2.)
+
+        S_t = (I - k (b k)ᵀ) Diag(α) S_{t-1} + k (w v)ᵀ
+
+    b = σ(x W_b) of each channel of a key, w = σ(x W_w) of each channel of a value; model.allow_neg_eigval doubles b.
+    With b = w = β in all channels it is kda. gdn2+conv+gate_element has the paper's convolution and gate.
+    """
+
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(config, layer_idx)
+        del self.beta
+        channels = self.n_head * self.head_dim
+        self.erase = PerHead(config.n_embd, channels)
+        self.write = PerHead(config.n_embd, channels)
+
+    def rates(self, x: Stream) -> Rates:
+        return self.log_decay(x), None
+
+    def erasers(self, k: Key, x: Stream) -> Key:
+        return self.largest_beta * self.of_channels(self.erase, x) * k
+
+    def of_channels(self, gate: PerHead, x: Stream) -> Float[Tensor, "B H T D"]:
+        return torch.sigmoid(upcast(gate(x))).unflatten(1, (self.n_head, -1)).mT  # (B, H·D, T) -> (B, H, T, D)
+
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        if ctx.weights_only:  # of w v, whose weight is one number for all channels
+            return super().attend(call, x, ctx)
+        return super().attend(call._replace(v=self.written(call.v, x)), x, ctx)
+
+    def written(self, v: Value, x: Stream) -> Output:
+        """Return the values as they are written, w v, for each head."""
+        return self.of_channels(self.write, x) * upcast(repeat_heads(v, self.n_head))
+
+
+@form("short_conv")
+class ShortConvolution(Recurrent):
+    """A gated convolution over three tokens, in place of attention (LFM2, Liquid AI 2025).
+
+        y_t = c_t Σ_j w_j (b x̃)_{t-j},  j from 0 to 2,  (c, b, x̃) = x W
+
+    All products are of channels, and w has a number for each. There is no state but two tokens; other layers of the
+    pattern look further. w starts at the token alone. Queries, keys and values are c, b and x̃.
+    """
+
+    unused_settings = ("qk_norm", "n_kv_head", *Recurrent.unused_settings)
+    width = 3
+
+    def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
+        super().__init__(replace(config, qk_norm=False, n_kv_head=None), layer_idx)
+        alone = torch.tensor([0.0] * (self.width - 1) + [1.0])
+        self.taps = nn.Parameter(alone.repeat(self.n_head * self.head_dim, 1))  # (H·D, 3), the latest token last
+
+    def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
+        taps = self.taps.to(x.dtype).view(self.n_head, 1, self.head_dim, self.width).unbind(-1)
+        if ctx.weights_only:
+            return self.mean_weights(call, taps, ctx)
+        written = call.k * call.v
+        y = taps[-1] * written
+        earlier = ctx.previous(self.layer_idx, "written", written, self.width - 1)
+        for tap, before in zip(reversed(taps[:-1]), earlier, strict=True):
+            y = y + tap * before
+        return call.q * y
+
+    def mean_weights(self, call: Call, taps: tuple[Tensor, ...], ctx: AttentionContext) -> Output:
+        """Return each head's weights, the mean of those of its channels, for pictures."""
+        T = call.q.shape[-2]
+        weights = call.q.new_zeros(*call.q.shape[:-1], T)
+        for back, tap in enumerate(reversed(taps)):
+            if back >= T:
+                break
+            mean = (call.q[..., back:, :] * tap * call.k[..., : T - back, :]).mean(-1)
+            if ctx.doc_starts is not None:
+                mean = mean.masked_fill((ctx.places() < back)[:, None, back:], 0)
+            weights = weights + torch.diag_embed(mean, -back)
+        return weights
+
+    def flops(self, block_size: int) -> float:
+        """Return two operations for each tap, and two gates, of each channel."""
+        return (2 * self.width + 2) * self.n_head * self.head_dim

@@ -3,6 +3,7 @@
 from model.attention.call import Call, Indexer, Output
 from model.attention.context import AttentionContext
 from model.attention.contract import of_weighting
+from model.attention.latent import LatentAttention
 from model.attention.layer import MultiHeadAttention, Stream
 from model.attention.registry import form
 from model.attention.weighting import Blockwise
@@ -38,13 +39,8 @@ class BlockAttention(MultiHeadAttention):
         return self.query_heads * self.head_dim * (4 * sum(most) + 2 * earlier) / block_size
 
 
-@form("index")
-class IndexedAttention(MultiHeadAttention):
-    """A small indexer chooses the block_size / 4 keys that a query attends to.
-
-    (DeepSeek-AI 2025, DeepSeek-V3.2-Exp.)
-
-        I_ts = Σ_j w_tj ReLU(q_tj · k_s),  of H / 2 queries q_j and weights w_j, and one key k, of its own
+class Indexed(MultiHeadAttention):
+    """A layer whose queries attend to the keys that a small indexer chooses.
 
     A token always keeps itself. No gradient flows through the choice: the indexer learns to score as attention weighs,
     by KL(p ‖ softmax I) over the chosen keys, p the mean of the heads' weights, and that loss moves nothing else. Keys
@@ -79,10 +75,41 @@ class IndexedAttention(MultiHeadAttention):
         return super().attend(call._replace(indexer=indexer), x, ctx)
 
     def flops(self, block_size: int) -> float:
-        """Return the operations per token: 4 D for each pair of a query head and a chosen key.
+        """Return the operations per token: two for each channel of a chosen key and its value.
 
         2 D for each pair of an index head and any visible key.
         """
         seen = [min(t + 1, self.window or block_size) for t in range(block_size)]
         attended = sum(min(n, self.best) for n in seen)
-        return 2 * self.head_dim * (2 * self.query_heads * attended + self.index_heads * sum(seen)) / block_size
+        of_pair = 2 * self.channels_of_pair * self.query_heads * attended
+        return (of_pair + 2 * self.head_dim * self.index_heads * sum(seen)) / block_size
+
+    @property
+    def channels_of_pair(self) -> int:
+        """The channels of a score and of a value."""
+        return 2 * self.head_dim
+
+
+@form("index")
+class IndexedAttention(Indexed):
+    """A small indexer chooses the block_size / 4 keys that a query attends to.
+
+    (DeepSeek-AI 2025, DeepSeek-V3.2-Exp.)
+
+        I_ts = Σ_j w_tj ReLU(q_tj · k_s),  of H / 2 queries q_j and weights w_j, and one key k, of its own
+
+    Indexed says how it learns.
+    """
+
+
+@form("dsa")
+class IndexedLatent(Indexed, LatentAttention):
+    """mla whose keys an indexer chooses: DeepSeek Sparse Attention.
+
+    (DeepSeek-AI 2025, DeepSeek-V3.2-Exp, and GLM-5, 2026.) The indexer is that of index. It rotates as many channels as
+    mla does.
+    """
+
+    @property
+    def channels_of_pair(self) -> int:
+        return self.turned + 2 * self.head_dim

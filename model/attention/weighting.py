@@ -31,6 +31,8 @@ class Weighting:
     name = ""
     no_sink: ClassVar[str | None] = None
     """Why one more key, of value zero, means nothing here; None if it does."""
+    ignores_shifts: ClassVar[bool] = False
+    """Whether a number that is added to all scores of a row changes no weight."""
     counts_keys: ClassVar[bool] = False
     """Whether weights() may count keys from the last one, a query's own: a sink then stands before all others."""
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
@@ -98,6 +100,7 @@ class Softmax(Weighting):
     """exp(score) / Σ exp(score): positive weights that sum to 1."""
 
     name = "softmax"
+    ignores_shifts = True
 
     def weights(self, scores: Scores) -> Scores:
         return scores.softmax(-1)
@@ -181,6 +184,7 @@ class Softcap(Softmax):
     """
 
     name = "softcap"
+    ignores_shifts = True
 
     def __init__(self, cap: float) -> None:
         super().__init__(cap)
@@ -233,6 +237,7 @@ class Blockwise(Softmax):
     """
 
     name = "blockwise"
+    ignores_shifts = True
     no_sink = "one more key would shift the blocks"
 
     def __init__(self, block: int, best: int) -> None:
@@ -292,6 +297,7 @@ class Sparsemax(Weighting):
     """
 
     name = "sparsemax"
+    ignores_shifts = True
 
     def weights(self, scores: Scores) -> Scores:
         ordered = scores.sort(-1, descending=True).values
