@@ -112,7 +112,7 @@ class GPT(nn.Module):
         doc_starts: DocStarts = None,
         cache: KVCache | None = None,
     ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
-        """Return -log p(target) of each position in nats, and whether its target is the likeliest token.
+        """Return -log p(target) of each position in nats, and whether the target is likeliest.
 
         Without a gradient. loss() explains the arguments.
         """

@@ -1,4 +1,4 @@
-"""Linear layer and norms as torch's, faster in decoding and in mixed precision; a deterministic cumulative sum."""
+"""torch's linear layer and norms, faster in decoding; a deterministic cumulative sum."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

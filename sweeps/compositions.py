@@ -36,9 +36,9 @@ class Compositions:
         """The typed settings of Hydra."""
 
     def load(self, overrides: Iterable[str], typed: Sequence[str] | None = None) -> DictConfig:
-        """Compose as load_sweep_config() of Hydra does, which from 1.4 on refuses options that bring such settings.
+        """Compose as load_sweep_config() of Hydra does.
 
-        Its sentence does not name the option.
+        That one refuses options that bring settings of the sweep, from 1.4 on, and does not name the option.
         """
         cfg = self.loader.load_configuration(
             config_name=self.composed.hydra.job.config_name,

@@ -47,7 +47,10 @@ def store(**arguments: Any) -> None:
 
 @contextmanager
 def no_job() -> Iterator[None]:
-    """Leave ${hydra:…} without a value, which a job alone knows; 1.4 would take the sweep's, or null."""
+    """Leave ${hydra:…} without a value, which a job alone knows.
+
+    1.4 would take the sweep's, or null.
+    """
     config = HydraConfig.instance()
     of_sweep = config.cfg
     config.cfg = None

@@ -243,7 +243,7 @@ def test_nothing_stays_after_an_error_in_a_checkpoint_or_in_training(tmp_path):
 
     def gradients() -> list[torch.Tensor]:
         model.train()
-        loss = model(TOKENS[:, :-1], TOKENS[:, 1:])
+        loss = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
         found = torch.autograd.grad(loss, [*model.parameters()])
         model.eval()
         return [*found]
@@ -276,7 +276,7 @@ def test_gradients_pass_through_edits(recomputes):
     for block in model.blocks:
         block.activation_checkpointing = recomputes
     with without(model, Part(0, 1)):
-        model(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+        model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
     D = model.attentions[0].head_dim
     gradient = model.blocks[0].attention.o_proj.weight.grad
     assert not gradient[:, D : 2 * D].any() and gradient[:, :D].any()

@@ -238,6 +238,7 @@ def test_key_heads_are_repeated_where_a_gpus_kernels_cannot_share_them(monkeypat
     given = []
     kernel = lambda q, k, v, *_, enable_gqa=False, **__: given.append((k.shape[1], v.shape[1], enable_gqa)) or q  # noqa: E731
     monkeypatch.setattr(functions.F, "scaled_dot_product_attention", kernel)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     with FakeTensorMode():
         q, k = (torch.empty(2, heads, 5, 8, device=device, dtype=dtype) for heads in (4, 2))
         fused(q, k, k, bias=torch.empty(5, 5, device=device) if biased else None, is_causal=not biased)

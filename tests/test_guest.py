@@ -362,7 +362,7 @@ ON_A_MODEL: dict[str, Callable[[torch.nn.Module], Any]] = {
     "generate_text": lambda model: list(generate_text(model, train_bpe(["ab"], 258), "a", max_new_tokens=20)),
     "score": scored,
     "decode_rate": lambda model: decode_rate(model, 3),
-    "forward": lambda model: model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)),
+    "forward": lambda model: model.loss(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)),
     "for_each_layer": lambda model: for_each_layer(model, torch.zeros(1, 4, dtype=torch.long), lambda weights: weights),
     "head_statistics": lambda model: head_statistics(model, torch.zeros(1, 4, dtype=torch.long)),
 }

@@ -23,7 +23,7 @@ from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.rope import rotate
-from model.row import block_steps, serves
+from model.row import DecodedModel, serves
 
 DISTANCE = torch.arange(T)[:, None] - torch.arange(T)
 HIDDEN = torch.ones(T, T).triu(1) > 0
@@ -466,7 +466,7 @@ def test_pope_keeps_documents_apart_and_decodes_as_it_reads_also_where_a_layer_l
     # One text is decoded by a faster way, which does not know it.
     gpt = random_gpt(position="pope")
     with torch.inference_mode():
-        assert block_steps(gpt) is not None
+        assert DecodedModel(gpt).steps is not None
     assert not serves(gpt.attentions[0]) and serves(random_gpt().attentions[0])
 
 

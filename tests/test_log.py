@@ -182,7 +182,8 @@ def test_the_bar_is_cut_at_the_terminals_width(train_config, max_steps, monkeypa
         ("NVIDIA H100 80GB HBM3", 989e12),
         ("Tesla T4", 65e12),
         ("NVIDIA H100 PCIe", None),
-        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA of no data sheet", None),
     ],
 )
 def test_mfu_stands_beside_the_speed_of_a_gpu_whose_peak_is_known(name, peak, train_config, monkeypatch):

@@ -306,7 +306,7 @@ def lbfgs(model):
 
         def loss():
             optimizer.zero_grad()
-            found = model(tokens[:, :-1], tokens[:, 1:])
+            found = model.loss(tokens[:, :-1], tokens[:, 1:])
             found.backward()
             return found
 

@@ -334,7 +334,7 @@ def seconds_per_step(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[float, int, float]:
-    """Return the seconds of a step, the number of sequences on which they were measured, and the first step's seconds.
+    """Return the seconds of a step, the sequences that were timed, and the first step's seconds.
 
     The first step of a compiled run compiles.
     """

@@ -40,7 +40,10 @@ DEFAULT_STEPS = 450  # without max_steps, max_minutes and max_flops
 
 @dataclass
 class Run:
-    """The objects of a run. open_run() builds it for the training loop, trial_run() of plan.py for a measurement."""
+    """The objects of a run.
+
+    open_run() builds it for the training loop, trial_run() of plan.py for a measurement.
+    """
 
     config: TrainConfig
     """The settings, with model.vocab_size set."""

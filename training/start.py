@@ -309,7 +309,9 @@ def choose_compile(
     model: GPT,
     had_compiled: bool | None = None,
 ) -> bool:
-    """Return whether torch compiles the model; auto does on Linux if the run is long enough to gain by it.
+    """Return whether torch compiles the model.
+
+    auto does on Linux if the run is long enough to gain by it.
 
     had_compiled: whether the resumed run compiled, which auto keeps: it decides the last bits. Raises SettingsError
     for compile=on if torch cannot compile; auto then warns, but not on a CPU, which few expect to compile.

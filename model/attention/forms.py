@@ -1,4 +1,4 @@
-"""The forms of attention that differ in the weights alone: weightings, and the executors of each.
+"""The forms that differ in the weights alone: weightings, and the executors of each.
 
 A layer attends by one, and FORMS["sdpa"] can be called by itself: see contract.py. softcap has a setting, so it is a
 layer.

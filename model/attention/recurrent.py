@@ -348,7 +348,7 @@ class ShortConvolution(Recurrent):
     pattern look further. w starts at the token alone. Queries, keys and values are c, b and x̃.
     """
 
-    unused_settings = ("qk_norm", "n_kv_head", *Recurrent.unused_settings)
+    unused_settings = ("qk_norm", "n_head", "n_kv_head", *Recurrent.unused_settings)
     width = 3
 
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
