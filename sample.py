@@ -17,7 +17,7 @@ def sample(config: SampleConfig) -> None:
 
 
 def main() -> None:
-    run_command(SampleConfig, sample)
+    run_command(SampleConfig, sample, decodes=True)
 
 
 if __name__ == "__main__":

@@ -40,12 +40,15 @@ FIRST = {
 COLUMN = 30  # where the meanings begin
 
 
-def run_command(schema: type[Schema], function: Callable[[Schema], object]) -> None:
+def run_command(schema: type[Schema], function: Callable[[Schema], object], decodes: bool = False) -> None:
     """Call `function` with the typed settings, a checked `schema` object, or show --help.
 
     A person's mistake ends in one sentence on stderr and exit status 1.
+
+    decodes: whether most of the work is small products, for which threads had better not sleep.
     """
-    sleep_at_barriers()  # before torch is imported
+    if not decodes:
+        sleep_at_barriers()  # before torch is imported
     with mistakes_explained():
         arguments = sys.argv[1:]
         if asks_help(arguments):
