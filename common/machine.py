@@ -38,7 +38,7 @@ def memory(root: Path = ROOT) -> tuple[int, int]:
 
 def processors(root: Path = ROOT) -> int:
     """Return the number of processors that this process may keep busy, rounded up."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(usable_cores())
     for group, is_first_version in groups("cpu", root):
         if is_first_version:
             quota = number_in(group / "cpu.cfs_quota_us")
@@ -48,6 +48,13 @@ def processors(root: Path = ROOT) -> int:
         if quota and period and quota > 0:  # a quota of -1 is none
             allowed = min(allowed, math.ceil(quota / period))
     return max(1, allowed)
+
+
+def usable_cores() -> list[int]:
+    """Return the numbers of the cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return [*range(os.cpu_count() or 1)]
 
 
 def groups(resource: str, root: Path) -> Iterator[tuple[Path, bool]]:

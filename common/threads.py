@@ -7,6 +7,8 @@ import os
 
 import psutil
 
+from common.machine import usable_cores
+
 SPINS = "5000"
 """The times that libgomp's threads look for work at a barrier before they sleep. By default they do so a billion times,
 which costs most of the speed if another program needs a core: each barrier waits for a thread that is not scheduled."""
@@ -50,10 +52,3 @@ class Load:
         total = sum(sum(core[:8]) for core in cores)  # without guests, which are in the times of users
         own = psutil.Process().cpu_times()
         return total / max(1, len(cores)), total - idle, own.user + own.system
-
-
-def usable_cores() -> list[int]:
-    """Return the numbers of the cores on which this process may run."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return [*range(os.cpu_count() or 1)]
