@@ -57,9 +57,11 @@ def for_each_layer(
     results: list[Result] = []
     ctx = AttentionContext()
 
-    def visit(attention: Any, arguments: Any, named: Any) -> None:
-        given = dict(zip(("x", "ctx"), arguments, strict=False)) | named
-        if given.get("ctx") is not ctx:  # another thread reads the model too
+    def visit(attention: Any, arguments: Any, named: Any = None) -> None:
+        # Another thread may read the model too, also in the instant in which torch has the hook, but does not know yet
+        # that it takes named arguments.
+        given = dict(zip(("x", "ctx"), arguments, strict=False)) | (named or {})
+        if given.get("ctx") is not ctx:
             return
         weights = attention.weights(**given)
         results.append(function(weights))
