@@ -33,7 +33,7 @@ from model.attention.choice import index_scores
 from model.attention.chunked import chunked
 from model.attention.fused import folded, fused, fused_with_matrix, has_varlen
 from model.attention.half import half, half_weighted
-from model.attention.rows import by_rows
+from model.attention.rows import CUT_BY_ROWS, by_rows
 from model.attention.weighting import WITH_PASSES, Softmax, Weighting
 from model.cpu import SHORT, is_recorded, mode
 
@@ -303,7 +303,7 @@ WEIGHTED = Executor(
 ROWS = Executor(
     name="rows",
     run=partial(by_rows, weighted_alone),
-    fields=(MATRICES | FACTORS) - {"dropout_p", "indexer"},
+    fields=frozenset(CUT_BY_ROWS),
     weightings=tuple(WITH_PASSES.values()),
     devices=("cpu", "cuda"),
     modes=("eager",),  # torch's compiler cannot trace a backward pass that makes a graph of its own

@@ -14,6 +14,11 @@ from model.attention.call import Call, Output, Relative, lengths
 
 CHUNK = 128
 """The queries of a chunk."""
+CUT_BY_ROWS = (
+    *("scale", "sees_later", "window", "mask", "doc_starts", "bias", "matrix"),
+    *("relative", "sink", "faded", "tilt"),
+)
+"""The fields of a call that chunks_of() knows."""
 Compute = Callable[[Call], Output]
 
 
