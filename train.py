@@ -22,7 +22,7 @@ from generation.speed import decode_rate
 from pages.report import Report
 from runs.metrics import Evaluation
 from training.config import TrainConfig
-from training.device import fast_products, run_eagerly, to_device
+from training.device import batch_to_device, fast_products, run_eagerly
 from training.distributed import gradient_norm, sync_gradients
 from training.evaluation import evaluate, evaluation_tokens
 from training.failures import explain_failures
@@ -85,7 +85,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     for start in starts:
         batch = run.data.train_batch(step, start, start + run.micro_batch_size)
         # (B, T) each. doc_starts says where each token's document begins; it is None if documents are not masked.
-        inputs, targets, doc_starts = (to_device(part, run.device) for part in batch)
+        inputs, targets, doc_starts = batch_to_device(batch, run.device)
         run.seed_dropout(step, start)
         with sync_gradients(run.training_loss, last=(start == starts[-1])):
             with run.autocast:

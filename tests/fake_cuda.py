@@ -223,7 +223,7 @@ def rehearse(attention: str, **settings: Any) -> dict[str, Any]:
             # The forward pass of an evaluation.
             batch = run.data.train_batch(0, 0, 2)
             tokens = to_device(batch.inputs, GPU)
-            doc_starts = to_device(batch.doc_starts, GPU)
+            doc_starts = None if batch.doc_starts is None else to_device(batch.doc_starts, GPU)
             with torch.no_grad(), run.autocast:
                 logits = model.eval()(tokens, doc_starts=doc_starts)
             found["evaluation"] = watch.found() | {"logits": name(logits)}

@@ -19,7 +19,7 @@ ELSEWHERE = {  # the files that take more names from files that come later or ar
         flops_per_token log_sizes memory_errors plain_weights plural seed_generators""",
     # The frame of the loop: a with statement opens and closes each.
     "train.py": """Evaluation Loggers Report TrainConfig decode_rate explain_failures fast_products open_run
-        run_eagerly run_train_command to_device try_trained""",
+        run_eagerly run_train_command batch_to_device try_trained""",
 }
 
 

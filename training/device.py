@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common import machine
 from common.errors import DeviceError, SettingsError, first_line, lacks_memory
+from data.batches import Batch
 from model import cpu
 
 log = logging.getLogger("tinygpt")
@@ -217,10 +218,14 @@ def run_eagerly(compiled: bool) -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def to_device(array: np.ndarray | None, device: torch.device) -> Tensor | None:
+def batch_to_device(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return inputs, targets and doc_starts (or None) on a device, (B, T) each."""
+    doc_starts = None if batch.doc_starts is None else to_device(batch.doc_starts, device)
+    return to_device(batch.inputs, device), to_device(batch.targets, device), doc_starts
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return an array as a tensor on a device."""
-    if array is None:
-        return None
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)

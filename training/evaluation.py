@@ -1,7 +1,5 @@
 """Evaluation: the nats of a model on the validation text or a task."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -13,7 +11,7 @@ from model.layers import eval_mode
 from model.loss import IGNORE_INDEX
 from runs.metrics import Evaluation
 from training.config import TrainConfig
-from training.device import to_device
+from training.device import batch_to_device
 from training.distributed import Ranks
 
 ALONE = Ranks()
@@ -75,8 +73,7 @@ def evaluate(
 @torch.no_grad()
 def score_batch(model: GPT, batch: Batch, device: torch.device, autocast: torch.autocast) -> Float[Tensor, "2 B T"]:
     """Return the nats of each target, and 1 if it is the likeliest id, else 0."""
-    parts: Any = (to_device(part, device) for part in batch)
-    inputs, targets, doc_starts = parts  # (B, T) each; doc_starts or None
+    inputs, targets, doc_starts = batch_to_device(batch, device)
     with autocast:
         nats, hits = model.nats(inputs, targets, doc_starts=doc_starts)
     return torch.stack([nats, hits.to(nats)])

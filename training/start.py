@@ -40,13 +40,13 @@ from runs.plugins import run_code
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import TrainConfig
 from training.device import (
+    batch_to_device,
     can_compile,
     choose_device,
     choose_precision,
     fast_products,
     memory_errors,
     memory_of,
-    to_device,
 )
 from training.distributed import Ranks, parallelize, uncompile, with_recompute
 from training.evaluation import first_sequences
@@ -382,8 +382,7 @@ def try_compiled(run: Run) -> None:
 def first_pass(run: Run) -> None:
     """Take the forward and the backward pass of a micro-batch, and wait for the device."""
     batch = run.data.train_batch(run.progress.step, 0, run.micro_batch_size)
-    parts: Any = (to_device(part, run.device) for part in batch)
-    inputs, targets, doc_starts = parts
+    inputs, targets, doc_starts = batch_to_device(batch, run.device)
     run.model.train()
     with run.autocast:
         loss = run.model.loss(inputs, targets, doc_starts=doc_starts)
