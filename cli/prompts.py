@@ -92,6 +92,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
     ]
     made_by = sampler_hash(checkpoint, config)
     with ExitStack() as stack:
+        # Open the file, and skip what it has.
         done = 0
         write: Callable[[str], object] = partial(say, end="")
         if config.results not in (None, "-"):
@@ -100,6 +101,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
             done = keep_whole_batches(file, jobs, made_by, config)
             out = stack.enter_context(file.open("a", encoding="utf-8", errors="replace", newline="\n", buffering=1))
             write = out.write
+        # Write the others, batch by batch.
         bar = stack.enter_context(progress_bar(total=len(jobs), initial=done, desc="sampling", unit=" samples"))
         rest = iter(jobs[done:])
         while batch := list(islice(rest, config.batch_size)):

@@ -65,7 +65,8 @@ ICONV = {
 }
 SAMPLE = 1 << 16  # bytes that chardet is given
 # A file with fewer bytes that are not UTF-8, in all or in a thousand, is a damaged one, not one of another encoding.
-FEWEST, FEWEST_IN_1000 = 4, 2
+FEWEST = 4
+FEWEST_IN_1000 = 2
 MOST = 0.1  # share of broken bytes from which on a file is no text
 # Most text that is not UTF-8 is Windows-1252. It is taken if chardet finds it this much as likely as its first guess.
 ALMOST = 0.75

@@ -53,7 +53,8 @@ def passages(tokens: np.ndarray, separator: int) -> Iterator[tuple[np.ndarray, n
         ends = starts + PASSAGE
         # Short documents, whole ones.
         marks = np.r_[np.flatnonzero(block == separator), [len(block)] * (first + len(block) == len(tokens))]
-        begins, stops = marks[:-1], marks[1:]
+        begins = marks[:-1]
+        stops = marks[1:]
         is_short = (stops - begins < PASSAGE) & (begins < BLOCK)
         starts = np.r_[starts, begins[is_short]].astype(np.int64)
         ends = np.r_[ends, stops[is_short]].astype(np.int64)

@@ -21,7 +21,8 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
     kept: the number of a run that is resumed, for threads decide the last bits. OMP_NUM_THREADS goes first.
     """
     before = torch.get_num_threads()
-    threads, note = before, ""
+    threads = before
+    note = ""
     if "OMP_NUM_THREADS" not in os.environ:
         if kept is None:
             others = cores_of_others()

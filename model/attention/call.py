@@ -169,7 +169,8 @@ def with_constant_sink(call: Call) -> Call:
     """
     if call.sink is None or call.sink.ndim == 1:
         return call
-    H, S = call.q.shape[-3], call.k.shape[-2]
+    H = call.q.shape[-3]
+    S = call.k.shape[-2]
     constant = call._replace(sink=call.sink.new_zeros(H))
     return add_bias(constant, -call.sink, call.sink.new_zeros(H, S))
 

@@ -70,11 +70,9 @@ def products_inside(
     C = q.shape[-2]
     pad = (0, 0, 0, size - C)
     # Padding fades no more than the last token.
-    q, k, total = (
-        F.pad(q, pad),
-        F.pad(k, pad),
-        torch.cat((total, total[..., -1:, :].expand(*total.shape[:-2], size - C, -1)), -2),
-    )
+    q = F.pad(q, pad)
+    k = F.pad(k, pad)
+    total = torch.cat((total, total[..., -1:, :].expand(*total.shape[:-2], size - C, -1)), -2)
     products = (q * k).sum(-1)[..., None, None]  # (…, size, 1, 1): of each token with itself
     m = 1
     while m < size:

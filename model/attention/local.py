@@ -31,8 +31,6 @@ class Parallax(MultiHeadAttention):
     and may be negative. W_r starts at 0: sdpa.
     """
 
-    unused_settings = MultiHeadAttention.unused_settings
-
     def __init__(self, config: AttentionConfig, layer_idx: int = 0) -> None:
         super().__init__(config, AttentionFunction("parallax", self.__doc__, PLAIN, (ROWS, WEIGHTED)), layer_idx)
 
