@@ -49,13 +49,18 @@ class RMSNorm(nn.RMSNorm):
         if trains_norm(x, self.weight):
             rows = x.to(self.weight.dtype, memory_format=torch.contiguous_format)
             y = FusedRMSNorm.apply(rows, self.weight, self.eps)
-        elif x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype.itemsize == 2:
-            # CUDA's autocast would copy queries and keys to float32. The kernel computes in it anyway.
-            with torch.autocast("cuda", enabled=False):
-                y = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         else:
-            y = F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+            y = rms_norm(x, self.weight.to(x.dtype), self.eps)
         return y.to(x.dtype)
+
+
+def rms_norm(x: Rows, weight: Float[Tensor, " C"] | None, eps: float) -> Rows:
+    """Return x w / √(mean(x²) + ε) in the dtype of x and w; w may be missing."""
+    if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype.itemsize == 2:
+        # Autocast would copy x to float32. The kernel computes in it anyway.
+        with torch.autocast("cuda", enabled=False):
+            return F.rms_norm(x, x.shape[-1:], weight, eps)
+    return F.rms_norm(x, x.shape[-1:], weight, eps).to(x.dtype)
 
 
 class LayerNorm(nn.LayerNorm):

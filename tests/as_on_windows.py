@@ -97,6 +97,14 @@ os.replace = checked(os.replace, refuse_if_open, lambda path: (refuse_if_open(pa
 os.rename = os.replace
 os.unlink = os.remove = checked(os.unlink, refuse_if_open)
 io.open = builtins.open = checked(io.open, refuse_proc)
-memory = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=700_000_000))
+times = SimpleNamespace(user=0.0, system=0.0)
+process = SimpleNamespace(
+    memory_info=lambda: SimpleNamespace(peak_wset=700_000_000),
+    cpu_times=lambda: times,
+)
 total = SimpleNamespace(available=8_000_000_000, total=16_000_000_000)
-sys.modules["psutil"] = SimpleNamespace(virtual_memory=lambda: total, Process=lambda: memory)
+sys.modules["psutil"] = SimpleNamespace(
+    virtual_memory=lambda: total,
+    Process=lambda: process,
+    cpu_times=lambda percpu: [],
+)

@@ -233,15 +233,19 @@ TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_siz
 TINY += ["sample_tokens=8", "data.cache_dir=cache"]
 RUN = ("training", "generation", "data", "tasks", "interop", "scaling", "hardware")
 # What needs a network, another project, a GPU, many processes, many runs or many minutes.
-ELSEWHERE = r"^-m|--help|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_minutes|max_flops"
+ELSEWHERE = r"^-m|--help|init_from=RUN|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_minutes|max_flops"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in RUN)])
 def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
     text_file.rename(tmp_path / "notes.txt")
-    for name in ("TinyStoriesV2-GPT4-train.txt", "notes.md", "poems.txt", "log.txt"):
+    for name in ("TinyStoriesV2-GPT4-train.txt", "log.txt", "held.txt"):
         shutil.copy(tmp_path / "notes.txt", tmp_path / name)
+    for name, separator in (("notes.md", "---"), ("poems.txt", "\n\n\n")):
+        (tmp_path / name).write_text((tmp_path / "notes.txt").read_text() + separator + "the cat sat on the mat")
+    (tmp_path / "held.jsonl").write_text('{"text": "the cat sat on the mat"}\n' * 20)
+    (tmp_path / "beginnings.txt").write_text("the cat\nthe mat\n")
     (tmp_path / "prompt.txt").write_text("the cat")
     (tmp_path / "in.jsonl").write_text('{"prompt": "the cat"}\n' * 2)
     (tmp_path / "pages.jsonl").write_text(

@@ -240,6 +240,7 @@ def test_train_leaves_everything_as_it_was(kind, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = run_of(config, kind, tmp_path)
     as_asked = copy.deepcopy(asked)
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # of an earlier test's service
     before = state()
     train(asked)
     monkeypatch.delenv("WANDB_SERVICE", raising=False)

@@ -6,7 +6,6 @@ mla keeps one latent vector for the keys and values of all heads; gta and k_eq_v
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
-from model.layers import Linear, RMSNorm
+from model.layers import Linear, RMSNorm, rms_norm
 from model.rope import Pope, Rope, rotate
 
 
@@ -214,7 +213,7 @@ class KeysAreValues(MultiHeadAttention):
         q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
         v = self.kv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         if self.k_scale is not None:
-            v = F.rms_norm(v, v.shape[-1:], eps=NORM_EPS)
+            v = rms_norm(v, None, NORM_EPS)
         return q, self.keys_of(v), v
 
     def keys_of(self, v: Value) -> Value:

@@ -39,7 +39,7 @@ from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, Str
 from model.attention.masks import alibi_slopes
 from model.attention.registry import modifier
 from model.config import AttentionConfig
-from model.layers import Linear, RMSNorm, cumulative_sum, upcast
+from model.layers import Linear, RMSNorm, cumulative_sum, rms_norm, upcast
 
 
 class Modifier(nn.Module):
@@ -368,7 +368,7 @@ class OutNorm(Modifier):
     """
 
     def finish(self, y: Output, v: Value, x: Stream, ctx: AttentionContext) -> Output:
-        return F.rms_norm(y, y.shape[-1:], eps=NORM_EPS)
+        return rms_norm(y, None, NORM_EPS)
 
 
 @modifier("gate", changes="result")

@@ -30,7 +30,7 @@ from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
 from model.config import POSITION_SETTINGS, AttentionConfig
-from model.layers import RMSNorm, upcast
+from model.layers import RMSNorm, rms_norm, upcast
 
 LN_ZERO = -1000.0
 """ln α of a token that starts a text, so that the state before it vanishes.
@@ -239,7 +239,7 @@ class Retention(Recurrent):
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         y = super().attend(call._replace(q=call.q * self.head_dim**-0.5), x, ctx)
-        return y if ctx.weights_only else F.rms_norm(y, [self.head_dim], eps=NORM_EPS)
+        return y if ctx.weights_only else rms_norm(y, None, NORM_EPS)
 
 
 @form("delta")

@@ -15,10 +15,13 @@ from model.attention.call import Call, Output, Relative, lengths
 CHUNK = 128
 """The queries of a chunk."""
 CUT_BY_ROWS = (
-    *("scale", "sees_later", "window", "mask", "doc_starts", "bias", "matrix"),
+    *("scale", "window", "mask", "doc_starts", "bias", "matrix"),
     *("relative", "sink", "faded", "tilt"),
 )
-"""The fields of a call that chunks_of() knows."""
+"""The fields of a call that chunks_of() knows.
+
+Not sees_later: the last key that a chunk keeps tells the place of its last query, from which distances are counted.
+"""
 Compute = Callable[[Call], Output]
 
 
@@ -81,7 +84,7 @@ def chunks_of(call: Call) -> Any:
         end = min(T, start + CHUNK)
         # The first and the last key.
         first = 0 if call.window is None else max(0, S - T + start - call.window + 1)
-        last = S if call.sees_later else S - T + end
+        last = S - T + end
         rows = slice(start, end)
         keys = slice(first, last)
         chunk = call._replace(q=call.q[..., rows, :], k=call.k[..., keys, :], v=call.v[..., keys, :])
