@@ -1,20 +1,21 @@
 """How many tokens per second does training take, compared with nanoGPT?
 
-    python benchmarks/throughput.py [PATH_OF_A_NANOGPT_CHECKOUT] [--shape N] [--corpus]
+    python benchmarks/throughput.py [PATH_OF_A_NANOGPT_CHECKOUT] [--shape N] [--corpus] [--compiled]
 
 One process, the same batch for all, programs in turns. "GPT-2's shape" is nanoGPT's (learned positions,
 LayerNorm, GELU, tied head, no biases) with AdamW, "default" the same sizes with our default settings
 (rope, swiglu, rmsnorm, QK-norm, Muon). A step is train.py's own, or nanoGPT's, in float32 on a CPU, in bf16 too where
 that is fast, on random tokens or on those of the default corpus; the loss is of the last round. "÷ its products" is a
 step's time divided by the time that its products would take at the machine's peak in float32, which a product of two
-2,048 × 2,048 matrices has in the same rounds; 1 is the limit.
+2,048 × 2,048 matrices has in the same rounds; 1 is the limit. --compiled has a second row of each program, compiled as
+its own train.py does; the compiler's time is in the rounds that warm up.
 With a GPU everything is compiled, in bf16, and GPT-2 124M is measured.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +69,7 @@ ON_A_CPU = [
     Shape(6, 6, 384, 256, 4, 65, 3),
     Shape(12, 12, 768, 256, 1, 65, 2),
     Shape(4, 4, 128, 128, 16, 2049, 8),  # the default run's
+    Shape(2, 4, 128, 256, 4, 1024, 12),  # of data=tales
 ]
 GPT2_124M = Shape(12, 12, 768, 1024, 32, 50304, steps=10)
 PEAK = "a product"
@@ -87,12 +89,16 @@ def main() -> None:
     parser.add_argument("nanogpt", nargs="?", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
     parser.add_argument("--shape", type=int, choices=range(len(ON_A_CPU)), help="only this one of the shapes")
     parser.add_argument("--corpus", action="store_true", help="batches of the default corpus, not of random tokens")
+    parser.add_argument("--compiled", action="store_true", help="also what torch.compile makes of each")
     arguments = parser.parse_args()
     paired.header()
     on_gpu = paired.device().type == "cuda"
     for number, shape in enumerate([GPT2_124M] if on_gpu else ON_A_CPU):
         if arguments.shape in (None, number):
-            throughput(shape, arguments.nanogpt, arguments.rounds, corpus(shape) if arguments.corpus else None)
+            compiled = (True,) if on_gpu else (False, True) if arguments.compiled else (False,)
+            throughput(
+                shape, arguments.nanogpt, arguments.rounds, corpus(shape) if arguments.corpus else None, compiled
+            )
 
 
 def corpus(shape: Shape) -> np.ndarray:
@@ -100,17 +106,31 @@ def corpus(shape: Shape) -> np.ndarray:
     return prepare(DataConfig(), TokenizerConfig(vocab_size=shape.vocab_size)).train
 
 
-def throughput(shape: Shape, checkout: Path | None, rounds: int, tokens: np.ndarray | None = None) -> None:
-    """Measure one shape and print its table."""
+def throughput(
+    shape: Shape,
+    checkout: Path | None,
+    rounds: int,
+    tokens: np.ndarray | None = None,
+    compiled: Sequence[bool] = (False,),
+) -> None:
+    """Measure one shape and print its table.
+
+    compiled: whether torch.compile takes the programs; both for a row of each."""
     device = paired.device()
     fast = ["bf16"] if multiplies_bf16(device) else []
     precisions = fast if device.type == "cuda" else ["fp32", *fast]
     gpt2 = make_config(shape, GPT2_SHAPE, ADAMW)
     drawn = dataset(gpt2, tokens)
-    programs = {"nanoGPT": theirs(shape, nanogpt.load(checkout), drawn, device)} if checkout else {}
-    for precision in precisions:
-        programs[f"ours, GPT-2's shape, {precision}"] = ours(gpt2, precision, drawn, shape.steps, device)
-    programs["ours, default"] = ours(make_config(shape, {}, {}), "auto", drawn, shape.steps, device)
+    programs: dict[str, Callable[[], Measured]] = {}
+    for is_compiled in compiled:
+        note = ", compiled" if is_compiled and device.type == "cpu" else ""
+        if checkout:
+            programs[f"nanoGPT{note}"] = theirs(shape, nanogpt.load(checkout), drawn, device, is_compiled)
+        for precision in precisions:
+            name = f"ours, GPT-2's shape, {precision}{note}"
+            programs[name] = ours(gpt2, precision, drawn, shape.steps, device, is_compiled)
+        default = make_config(shape, {}, {})
+        programs[f"ours, default{note}"] = ours(default, "auto", drawn, shape.steps, device, is_compiled)
     first = next(iter(programs))
     programs[PEAK] = product(device)
     measured = paired.interleave(programs, rounds, warm_ups=2)
@@ -163,22 +183,24 @@ def make_run(
 
 
 def ours(
-    config: TrainConfig, precision: str, drawn: TokenDataset, steps: int, device: torch.device
+    config: TrainConfig, precision: str, drawn: TokenDataset, steps: int, device: torch.device, compiled: bool
 ) -> Callable[[], Measured]:
     """Some steps of train.py."""
     dtype = choose_precision(precision, device)
-    run = make_run(config, dtype, device, compiled=device.type == "cuda", drawn=drawn)
-    counts = device.type == "cpu" and dtype == torch.float32
+    run = make_run(config, dtype, device, compiled=compiled, drawn=drawn)
+    counts = not compiled and dtype == torch.float32
     return measure(lambda step: train_step(run, step)[0], steps, lambda: fast_products(device, dtype), counts)
 
 
-def theirs(shape: Shape, module: Any, drawn: TokenDataset, device: torch.device) -> Callable[[], Measured]:
+def theirs(
+    shape: Shape, module: Any, drawn: TokenDataset, device: torch.device, compiled: bool
+) -> Callable[[], Measured]:
     """Some steps of nanoGPT's train.py, with its defaults."""
     torch.manual_seed(1)
     gpt = module.GPT(module.GPTConfig(**shape.sizes, dropout=0.0, bias=False)).to(device)
     optimizer = gpt.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
     on_gpu = device.type == "cuda"
-    forward = torch.compile(gpt) if on_gpu else gpt
+    forward = torch.compile(gpt) if compiled else gpt
     autocast = torch.autocast("cuda", dtype=torch.bfloat16) if on_gpu else nullcontext()
 
     def step(number: int) -> Tensor:
@@ -191,7 +213,7 @@ def theirs(shape: Shape, module: Any, drawn: TokenDataset, device: torch.device)
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    return measure(step, shape.steps, nullcontext, device.type == "cpu")
+    return measure(step, shape.steps, nullcontext, not compiled)
 
 
 def product(device: torch.device) -> Callable[[], Measured]:

@@ -201,7 +201,7 @@ def test_throughput_counts_all_products_of_a_step():
     shape = throughput.ON_A_CPU[0]._replace(n_layer=1, n_embd=32, n_head=2, block_size=16, batch_size=3)
     config = throughput.make_config(shape, throughput.GPT2_SHAPE, throughput.ADAMW)
     device = torch.device("cpu")
-    counted = throughput.ours(config, "fp32", throughput.dataset(config), 1, device)().flops
+    counted = throughput.ours(config, "fp32", throughput.dataset(config), 1, device, False)().flops
     N, C, V = 3 * 16, 32, 80  # 65 ids, padded
     weights = 12 * C * C
     pairs = 3 * 2 * 16 * 16 * 16  # of queries and keys, times the channels of a head

@@ -233,7 +233,7 @@ TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_siz
 TINY += ["sample_tokens=8", "data.cache_dir=cache"]
 RUN = ("training", "generation", "data", "tasks", "interop", "scaling", "hardware")
 # What needs a network, another project, a GPU, many processes, many runs or many minutes.
-ELSEWHERE = r"^-m|--help|init_from=RUN|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_minutes|max_flops"
+ELSEWHERE = r"^-m|--help|init_from=RUN|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_(minutes|flops)"
 
 
 @pytest.mark.slow

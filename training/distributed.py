@@ -4,6 +4,7 @@ A single process is rank 0 of 1, on which nothing here has an effect. The number
 from CPU to CPU by gloo, so no device waits for them.
 """
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -113,8 +114,11 @@ class Ranks:
             arrived = store.add(place, 0)
 
     def leave(self) -> None:
-        """Leave the process group, which NCCL warns of otherwise."""
+        """Leave the process group, which NCCL warns of otherwise. Let nothing refer to DDP any more."""
         if self.launched and dist.is_initialized():
+            # DDP is in a cycle. Collected later, it would be the last to hold the group, whose end waits for gloo's
+            # threads with Python's lock held, which they may wait for.
+            gc.collect()
             dist.destroy_process_group()
 
     def broadcast(self, value: Value) -> Value:

@@ -110,6 +110,7 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
             with explain_failures(run):
                 try_compiled(run)
             yield run
+        run.training_loss = run.model.loss
         ranks.leave()
 
 
