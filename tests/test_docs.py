@@ -4,6 +4,7 @@ import contextlib
 import csv
 import functools
 import json
+import math
 import re
 import runpy
 import shlex
@@ -11,7 +12,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -26,6 +27,8 @@ import model.attention as registered
 from cli.composition import to_settings
 from cli.overrides import CONF, GROUPS
 from common.settings import from_arguments, setting_hints
+from docs.compare import Comparison
+from docs.estimates import Estimate
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
@@ -227,6 +230,145 @@ def test_the_value_of_each_step_is_that_of_the_recorded_runs():
         mean, deviation = statistics.mean(losses), statistics.stdev(losses)
         assert re.search(rf"^\| {attention} +\| 1, 2, 3 .* {mean:.4f} ± {deviation:.4f} +\|$", page, re.MULTILINE)
     assert {*found} == {"average", "simple", "single_head", "stacked", "matmul", "sdpa"}
+
+
+TABLE_ROW = r"^\| (.*) \| (.*) \| (.*) \| (.*) \| (.*) \|$"
+
+
+def _rows_at_scale() -> list[list[str]]:
+    """The rows of our results beside published ones: variant, difference here, what it rests on, theirs, same sign."""
+    text = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8").partition("## Ours and theirs")[2]
+    return [list(row) for row in re.findall(TABLE_ROW, text.split("\n\n")[1], re.MULTILINE)[1:] if row[1] != "---"]
+
+
+def _of_pairs(name: str) -> dict[str, list[float]]:
+    """The differences of recorded pairs, by variant."""
+    found = defaultdict(list)
+    with (ROOT / f"docs/results/{name}.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found[row["variant"].removeprefix("attention=")].append(
+                float(row["val_bpb"]) - float(row["val_bpb_of_first"])
+            )
+    return found
+
+
+def _recorded_differences() -> dict[str, dict[str, str]]:
+    """The difference of each variant from plain attention as the page writes it, by budget."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for budget, names in BUDGETS.items():
+        for name in names:
+            for row in Comparison(ROOT / "docs/results" / name).rows():
+                if row.size == "48" or row.variant == "sdpa":
+                    continue
+                variant = row.variant.partition(" model.attention_window")[0]
+                ours = row.differences["tokens"]
+                before = f"{found[variant][budget]}; " if budget in found[variant] else ""
+                found[variant][budget] = f"{before}{ours.mean:+.4f} ± {ours.error:.4f}"
+    for variant, each in _of_pairs("new_forms_pairs").items():
+        found[variant]["P"] = f"{statistics.mean(each):+.4f} ({min(each):+.4f} to {max(each):+.4f})"
+    for variant, each in _of_pairs("claims_pairs").items():
+        found[variant.partition(" model.attention_window")[0]]["D"] = f"{statistics.mean(each):+.4f} ({len(each)})"
+    for variant, each in _of_pairs("gate_pairs").items():
+        error = statistics.stdev(each) / len(each) ** 0.5
+        found[variant]["G"] = f"{statistics.mean(each):+.4f} ± {error:.4f} ({len(each)})"
+    return found
+
+
+BUDGETS = {  # of docs/at_scale.md, by the folders of docs/results: on code and on prose
+    "S": ["attention"],
+    "L": ["attention_long", "attention_prose"],
+    "W": ["attention_2048_code", "attention_2048_prose"],
+}
+
+
+def test_differences_beside_published_ones_are_those_of_the_recorded_runs():
+    recorded, seen = _recorded_differences(), set()
+    for variant, here, *_ in _rows_at_scale():
+        name = variant.strip("`")
+        if name in recorded:
+            shown = dict(re.findall(r"(?:^|; )([SLWPDG]) (.*?)(?=; [SLWPDG] |$)", here.replace("−", "-")))
+            assert shown == recorded[name], name
+            seen.add(name)
+    assert seen == recorded.keys()
+
+
+def test_figures_beside_published_ones_that_no_pair_has_are_recorded_too():
+    rows = {variant: here.replace("−", "-") for variant, here, *_ in _rows_at_scale()}
+
+    def shown(variant: str) -> list[float]:
+        return [float(figure) for figure in re.findall(r"[+-]?\d+\.\d+", rows[variant])]
+
+    # Learned positions against none, by seed.
+    picks = Comparison(ROOT / "docs/results/attention").picks
+    learned, none = (picks["64", f"sdpa model.position={name}"] for name in ("learned", "none"))
+    against = Estimate.of([learned[seed].bpb - none[seed].bpb for seed in none])
+    assert shown("learned positions against none") == [round(against.mean, 4), round(against.error, 4)]
+
+    # The loss at four times the length, a head of the ladder, recall, and the night's ideas.
+    with (ROOT / "docs/results/attention_long/measured.csv").open(encoding="utf-8") as file:
+        longer = {row["variant"]: row["nats/token at 4 × T"] for row in csv.DictReader(file)}
+    said = dict(re.findall(r"`([^`]+)` ([+-][\d.]+)", rows["loss at four times the length"]))
+    assert len(said) == 4 and said.items() <= longer.items()
+    ladder = defaultdict(list)
+    with (ROOT / "docs/results/ladder.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            ladder[row["attention"]].append(float(row["val_bpb"]))
+    heads = [round(statistics.mean(ladder[name]), 4) for name in ("single_head", "sdpa")]
+    assert shown("one head for four, in [the ladder](attention.md)") == heads
+    page = (ROOT / "docs/which_attention.md").read_text(encoding="utf-8")
+    recall = dict(re.findall(r"^\| (\w+)\+key_offset +\|.* ([\d.]+) ± [\d.]+ \|$", page, re.MULTILINE))
+    said = dict(re.findall(r"`(\w+)` ([\d.]+)", rows["order of recall, 32 pairs, with the key offset"]))
+    assert len(said) == 4 and said.items() <= recall.items()
+    night = (ROOT / "docs/search.md").read_text(encoding="utf-8").replace("−", "-")
+    for variant, here in rows.items():
+        if here.startswith("N "):
+            for idea, figure in zip(re.findall(r"`(\w+)`", variant), here[2:].split(", "), strict=True):
+                (line,) = re.findall(rf"^\| `{idea}` \|.*$", night, re.MULTILINE)
+                assert re.findall(r"[+-]\d\.\d{4}", line)[-1] == figure, idea
+
+
+def test_the_counts_of_rows_beside_published_ones_are_those_of_the_table():
+    page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8")
+    rows = [(rests, same) for _, _, rests, _, same in _rows_at_scale()]
+    evidence, answers = ("L", "W", "S", "pairs", "measured", "open"), ("yes", "no", "open here", "not found")
+    counted = Counter(rows)
+    for name in (*evidence, "all"):
+        kinds = evidence if name == "all" else [name]
+        counts = [sum(counted[kind, each] for kind in kinds) for each in answers]
+        assert f"| {name} | {' | '.join(map(str, counts))} |" in page, (name, counts)
+    assert {rests for rests, _ in rows} == {*evidence} and {same for _, same in rows} == {*answers}
+    yes, no, *others = (sum(same == each for _, same in rows) for each in answers)
+    summary = f"Of {len(rows)} rows {yes} have the sign of the published result and {no} the opposite one; "
+    assert f"{summary}{sum(others)} cannot be compared." in " ".join(page.split())
+
+
+def test_the_evidence_of_a_sign_beside_published_ones_decides_it():
+    """Holm's p on code for L, W and S, the first that decides; all pairs on one side for pairs; else open."""
+    decided = defaultdict(set)
+    for budget, (name, *_) in BUDGETS.items():
+        comparison = Comparison(ROOT / "docs/results" / name)
+        for row in comparison.rows():
+            if row.size != "48" and row.holm.get("tokens", 1) < 0.05:
+                decided[row.variant.partition(" model.attention_window")[0]].add(budget)
+    pairs = _of_pairs("new_forms_pairs")
+    for variant, _, rests, _, same in _rows_at_scale():
+        name = variant.strip("`")
+        if name in pairs:
+            assert rests == ("pairs" if min(pairs[name]) * max(pairs[name]) > 0 else "open"), name
+        elif name in _recorded_differences():
+            assert rests == next((each for each in "LWS" if each in decided[name]), "open"), name
+        if rests == "open":
+            assert same in ("open here", "not found"), name
+
+
+def test_the_smallest_difference_that_the_page_says_can_be_seen_follows_from_the_errors():
+    page = " ".join((ROOT / "docs/at_scale.md").read_text(encoding="utf-8").split())
+    rows = Comparison(ROOT / "docs/results/attention").rows()
+    errors = [row.differences["tokens"].error for row in rows if row.size == "64" and row.variant != "sdpa"]
+    assert f"standard error of five seeds is {min(errors):.4f} to {max(errors):.4f}" in page
+    (gate,) = _of_pairs("gate_pairs").values()
+    pairs = ((1.960 + 0.842) * statistics.stdev(gate) / 0.003) ** 2  # two-sided 5%, power of 80%
+    assert f"0.003 needs about {math.ceil(pairs)} pairs of 150 steps" in page
 
 
 TINY = ["tokenizer=byte", "model.n_layer=1", "model.n_embd=32", "model.block_size=16", "data.path=notes.txt"]
