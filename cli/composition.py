@@ -29,7 +29,7 @@ from omegaconf.errors import (
 
 from cli.overrides import CONF, check_typed
 from common.console import show_log
-from common.errors import SettingsError, first_line, format_value
+from common.errors import SettingsError, first_line
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
 from common.text import flat, literal, quote
@@ -147,8 +147,9 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     for name in sorted(asked & idle.keys()):
         full = "tokenizer.name" if name == "tokenizer" else name
         if values[full] != defaults[full]:
-            problem = f"{name}={format_value(values[full])} has no effect with {idle[name]}"
-            raise SettingsError(problem, f"leave it out, or change {idle[name].partition('=')[0]}")
+            reason, its_value = idle[name]
+            fault = f"has no effect with {reason}={its_value}"
+            raise SettingsError(fault, f"leave it out, or change {reason}", setting=name, value=values[full])
     return config
 
 

@@ -44,7 +44,7 @@ def score_checkpoints(config: EvalConfig) -> list[Scores] | list[Evaluation]:
     run_code(config.code)
     checkpoints = [open_checkpoint(config.checkpoint, device)]
     if config.against is not None:
-        with naming(f"against={config.against}"):
+        with naming("against", config.against):
             checkpoints.append(open_checkpoint(config.against, device))
     if config.tales:
         check_tales(checkpoints[0])

@@ -54,7 +54,7 @@ def write_folder(config: ExportConfig) -> list[str]:
 
 def import_model(source: str, folder: Path) -> None:
     """Write a Hugging Face model as a checkpoint."""
-    with naming(f"import_from={source}"):
+    with naming("import_from", source):
         model = from_huggingface(source)
         tokenizer = read_tokenizer_json(find_folder(source), model.config.vocab_size)
     settings = TrainConfig(model=model.config, init_from=f"hf:{source}")

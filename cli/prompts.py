@@ -37,7 +37,7 @@ def read_text(setting: str, where: str) -> str:
     """Return the text of SETTING=WHERE; - is standard input. Tell of bytes that are not UTF-8."""
     with reading(setting, where):
         content = sys.stdin.buffer.read() if where == "-" else read_foreign(user_path(setting, where))
-    with naming(f"{setting}={where}"):
+    with naming(setting, where):
         text, damage = decode_text("the standard input" if where == "-" else where, content)
     if damage:
         lost = f"{plural(damage.broken, 'byte')} that are not UTF-8, first in {damage.place}"
@@ -55,17 +55,15 @@ def read_prompts(where: str) -> list[Prompt]:
     if not is_json_object(written[0]):
         return [{"prompt": line} for line in written]
     prompts = []
-    with naming(f"prompts={where}"):
-        for place, prompt in json_records(lines, where):
+    with naming("prompts", where):
+        for _, place, prompt in json_records(lines, where):
             if not isinstance(prompt.get("prompt"), str):
-                raise DataError(
-                    f"{place} has no text in the field prompt", 'write it as {"prompt": "Once upon a time"}'
-                )
+                remedy = 'write it as {"prompt": "Once upon a time"}'
+                raise DataError(f"{place} has no text in the field prompt", remedy, value=where)
             seed = prompt.get("seed", 0)
             if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
-                raise DataError(
-                    f"{place} has seed={json.dumps(seed)}", "choose a whole number from 0 on, or leave it out"
-                )
+                remedy = "choose a whole number from 0 on, or leave it out"
+                raise DataError(f"{place} has seed={json.dumps(seed)}", remedy, value=where)
             prompts.append(prompt | {"prompt": replace_surrogates(prompt["prompt"])[0]})
     return prompts
 

@@ -61,11 +61,11 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
     return inherited, typed
 
 
-def idle_model_settings(model: GPTConfig) -> dict[str, str]:
-    """Return the settings that the model's attention ignores, each with attention=…."""
+def idle_model_settings(model: GPTConfig) -> dict[str, tuple[str, str]]:
+    """Return the settings that the model's attention ignores, as TrainConfig.idle() does."""
     # A choice of model= may set n_head, and position=learned is the GPT's, not the attention's.
     used = {"n_head"} | ({"position"} if model.position != "alibi" else set())
-    return {f"model.{name}": f"attention={model.attention}" for name in unused_settings(model) - used}
+    return {f"model.{name}": ("attention", model.attention) for name in unused_settings(model) - used}
 
 
 def device_of_job(device: str, number: int) -> str:

@@ -6,15 +6,33 @@ The checks of numbers accept None, which stands for a default.
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from copy import copy
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used: the problem, which begins with NAME=VALUE, and the remedy."""
+    """A setting that cannot be used, as a sentence: SETTING=VALUE FAULT: REMEDY.
 
-    def __init__(self, problem: str, remedy: str = "") -> None:
-        super().__init__(problem, remedy)
-        self.problem = problem.removesuffix(".")
+    Code that catches an error reads its attributes, never its sentence.
+    """
+
+    def __init__(self, fault: str, remedy: str = "", *, setting: str = "", value: object = "") -> None:
+        """Without setting and value, the fault is the whole problem; value alone is a file."""
+        # ValueError.__init__() is not called: args stay those of the call, from which copy and pickle make the error.
+        self.fault = fault.removesuffix(".")
         self.remedy = remedy.removesuffix(".")
+        self.setting = setting
+        self.value = format_value(value)
+
+    @property
+    def subject(self) -> str:
+        """The setting with its value, as it is typed, or the file; "" if it is not known."""
+        return f"{self.setting}={self.value}" if self.setting else self.value
+
+    @property
+    def problem(self) -> str:
+        """The sentence without its remedy."""
+        joint = " " if self.subject and self.fault[:1] != ":" else ""
+        return f"{self.subject}{joint}{self.fault}"
 
     def __str__(self) -> str:
         sentence = f"{self.problem}: {self.remedy}" if self.remedy else self.problem
@@ -83,22 +101,26 @@ def device_failed(error: BaseException) -> bool:
 
 
 @contextmanager
-def naming(setting: str, also: str = "") -> Iterator[None]:
-    """Put `setting`, such as init_from=run, before the message of an error raised inside.
+def naming(setting: str, value: str, also: str = "") -> Iterator[None]:
+    """Blame an error raised inside on SETTING=VALUE, such as init_from=run.
 
-    also: another form of its value, with which the message may begin, such as the absolute path.
+    also: another form of the value, which the error may have, such as the absolute path.
     """
     try:
         yield
     except SettingsError as error:
-        name, _, value = setting.partition("=")
-        # The message may begin with the same value, as NAME=VALUE or checkpoint=VALUE: it is not said twice.
-        problem = error.problem.removeprefix(f"{name}=").removeprefix("checkpoint=")
-        said = next((form for form in (value, also) if form and problem.startswith(f"{form} ")), None)
-        problem = problem.removeprefix(said) if said else f": {problem}"
-        raise type(error)(f"{setting}{problem}", error.remedy) from error
+        named = copy(error)
+        # The error may be of the same value, as a file or as a checkpoint: it is not said twice.
+        if error.setting in ("checkpoint", setting):
+            named.setting = ""
+        is_same = not named.setting and named.value and named.value in (value, also)
+        if not is_same:
+            named.fault = f": {named.problem}"
+        named.setting = setting
+        named.value = value
+        raise named from error
     except ValueError as error:
-        raise SettingsError(f"{setting}: {first_line(error)}") from error
+        raise SettingsError(f": {first_line(error)}", setting=setting, value=value) from error
 
 
 def first_line(error: BaseException) -> str:
@@ -121,14 +143,21 @@ def cause(error: BaseException) -> str:
 
 
 @contextmanager
-def damage_named(kind: type[SettingsError], problem: str, remedy: str) -> Iterator[None]:
-    """Turn any error that a damaged file raises within into `kind`: PROBLEM (cause): REMEDY."""
+def damage_named(
+    kind: type[SettingsError],
+    fault: str,
+    remedy: str,
+    *,
+    setting: str = "",
+    value: object,
+) -> Iterator[None]:
+    """Turn any error of a damaged file within into `kind`: SETTING=VALUE FAULT (cause): REMEDY."""
     try:
         yield
     except (kind, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of tiktoken's or tokenizers' Rust is no Exception
-        raise kind(f"{problem} ({cause(error)})", remedy) from error
+        raise kind(f"{fault} ({cause(error)})", remedy, setting=setting, value=value) from error
 
 
 def format_value(value: object) -> str:
@@ -144,20 +173,20 @@ def format_value(value: object) -> str:
 
 def one_of(name: str, value: str | None, known: Collection[str]) -> None:
     if value not in known:
-        raise SettingsError(f"{name}={format_value(value)} is not known", f"choose one of {', '.join(known)}")
+        raise SettingsError("is not known", f"choose one of {', '.join(known)}", setting=name, value=value)
 
 
 def at_least(name: str, value: float | None, least: float) -> None:
     """Refuse less than `least`, NaN and infinity."""
     if value is not None and not least <= value < math.inf:
         finite = "finite and " if isinstance(value, float) else ""
-        raise SettingsError(f"{name}={format_value(value)} must be {finite}at least {format_value(least)}")
+        raise SettingsError(f"must be {finite}at least {format_value(least)}", setting=name, value=value)
 
 
 def positive(name: str, value: float | None) -> None:
     """Refuse 0, negative numbers, NaN and infinity."""
     if value is not None and not 0 < value < math.inf:
-        raise SettingsError(f"{name}={format_value(value)} must be finite and above 0")
+        raise SettingsError("must be finite and above 0", setting=name, value=value)
 
 
 def fraction(
@@ -172,4 +201,4 @@ def fraction(
     if value is not None and not (0 <= value <= most and above < value < below):
         lower = "at least 0" if above < 0 else f"above {above}"
         upper = f"below {below}" if below <= most else f"at most {most}"
-        raise SettingsError(f"{name}={format_value(value)} must be {lower} and {upper}")
+        raise SettingsError(f"must be {lower} and {upper}", setting=name, value=value)

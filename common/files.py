@@ -36,9 +36,10 @@ def user_path(setting: str, path: str) -> Path:
         place = Path(path).expanduser()
     except RuntimeError:
         if str(path).split("/")[0] == "~":
-            problem = f"{setting}={path} is in a home folder, and neither HOME nor the system names one"
-            raise SettingsError(problem, f"set HOME, or {setting}=FOLDER") from None
-        raise SettingsError(f"{setting}={path} names no user of this machine", "write the folder out") from None
+            fault = "is in a home folder, and neither HOME nor the system names one"
+            raise SettingsError(fault, f"set HOME, or {setting}=FOLDER", setting=setting, value=path) from None
+        fault = "names no user of this machine"
+        raise SettingsError(fault, "write the folder out", setting=setting, value=path) from None
     with os_errors_named(setting, path, "used", "name another place"), suppress(FileNotFoundError, NotADirectoryError):
         place.stat()
     return place
@@ -55,7 +56,7 @@ def os_errors_named(setting: str, path: object, verb: str, remedy: str) -> Itera
         reason = os_error_reason(error)
         if isinstance(error, PermissionError):
             reason += owner_named(error.filename)
-        raise SettingsError(f"{setting}={path} cannot be {verb} ({reason})", remedy) from None
+        raise SettingsError(f"cannot be {verb} ({reason})", remedy, setting=setting, value=path) from None
 
 
 def owner_named(place: object) -> str:

@@ -68,11 +68,10 @@ def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
     try:
         return make(schema, "")
     except SettingsError as error:
-        name = error.problem.partition("=")[0]
-        if error.remedy or name not in settings:
-            raise
-        remedy = f"correct it, or leave it out for {name}={typed_default(settings[name])}"
-        raise SettingsError(error.problem, remedy) from None
+        if not error.remedy and error.setting in settings:
+            default = typed_default(settings[error.setting])
+            error.remedy = f"correct it, or leave it out for {error.setting}={default}"
+        raise
 
 
 def read_value(name: str, value: Any, hint: Any) -> Any:
@@ -84,7 +83,8 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
     try:
         return read(value)
     except (LookupError, ValueError, yaml.YAMLError):
-        raise SettingsError(f"{name}={format_value(value)} is not {noun}{', or null' * is_nullable}") from None
+        fault = f"is not {noun}{', or null' * is_nullable}"
+        raise SettingsError(fault, setting=name, value=value) from None
 
 
 def whole_number(value: Any) -> int:

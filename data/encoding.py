@@ -76,6 +76,10 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 class NotText(DataError):
     """A file without text in UTF-8: "FILE is an image", "… not text in UTF-8, but in BIG5"."""
 
+    def __init__(self, file: str, noun: str, remedy: str) -> None:
+        super().__init__(f"is {noun}", remedy, value=file)
+        self.noun = noun
+
 
 class Damage(NamedTuple):
     """The bytes of a text that are not UTF-8; each is read as U+FFFD."""
@@ -105,7 +109,7 @@ def check_text(file: str, opened: Open | None = None) -> Damage | None:
         refuse_encoding(file, found.sample, opened)
         if found.broken > MOST * found.size:
             noun = "not text in UTF-8, nor in an encoding that is known here"
-            raise NotText(f"{file} is {noun}", "give a file of text")
+            raise NotText(file, noun, "give a file of text")
     return Damage(found.broken, found.place)
 
 
@@ -175,7 +179,7 @@ def refuse_binary(file: str, head: bytes, opened: Open) -> None:
         kind = str(guess["mime_type"])
     others = (named for start, named in OTHERS.items() if kind.startswith(start))
     noun, step = BINARY.get(kind) or next(others, ("not text but binary", "give a file of text"))
-    raise NotText(f"{file} is {noun}", step.format(file=shlex.quote(file), stem=stem_of(file)))
+    raise NotText(file, noun, step.format(file=shlex.quote(file), stem=stem_of(file)))
 
 
 def refuse_nul(file: str, head: bytes) -> None:
@@ -185,7 +189,7 @@ def refuse_nul(file: str, head: bytes) -> None:
         place = f"line {head.count(10, 0, first) + 1}, byte {first:,}"
         without = piped(file, "tr -d '\\000'")
         remedy = f"{without} > {stem_of(file)}.new.txt leaves it out"
-        raise NotText(f"{file} is not text: it has a NUL, first in {place}", remedy)
+        raise NotText(file, f"not text: it has a NUL, first in {place}", remedy)
 
 
 def refuse_encoding(file: str, sample: bytes, opened: Open) -> None:
@@ -205,8 +209,8 @@ def refuse_encoding(file: str, sample: bytes, opened: Open) -> None:
             middle = first.start() if first else 0
             words = visible(" ".join(text[max(0, middle - 20) : middle + 20].split()))
             convert = piped(file, f"iconv -f {iconv_name(codec)} -t UTF-8")
-            problem = f"{file} is not text in UTF-8, but in {iconv_name(codec)}: “{words}”"
-            raise NotText(problem, f"{convert} > {stem_of(file)}.utf8.txt converts it")
+            noun = f"not text in UTF-8, but in {iconv_name(codec)}: “{words}”"
+            raise NotText(file, noun, f"{convert} > {stem_of(file)}.utf8.txt converts it")
 
 
 def is_writing(text: str) -> bool:

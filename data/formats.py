@@ -26,8 +26,15 @@ try:
 except ImportError:
     from backports import zstd  # type: ignore[import-untyped, no-redef, unused-ignore]
 
-Record = tuple[str, dict[str, Any]]
-"""A record's place, such as "FILE line 3", and its fields."""
+
+class Record(NamedTuple):
+    """A record of a file or a dataset."""
+
+    source: str
+    """The file, or the settings of the dataset."""
+    place: str
+    """Its place there, such as "line 3"."""
+    fields: dict[str, Any]
 
 
 class Kind(NamedTuple):
@@ -97,7 +104,8 @@ def failures_named(file: str) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        raise DataError(f"{file} cannot be read ({os_error_reason(error)})", "fix it or leave it out") from error
+        fault = f"cannot be read ({os_error_reason(error)})"
+        raise DataError(fault, "fix it or leave it out", value=file) from error
 
 
 # The format
@@ -161,7 +169,7 @@ def format_of(file: str, size: int, mtime_ns: int) -> Format:
 
 
 def records_of(file: str, format: str, field: str) -> Iterator[Record]:
-    """Yield the records of a file of a format but text, each with its place.
+    """Yield the records of a file of a format but text.
 
     field: the one that holds the text; of Parquet no other is read. Raises DataError for a file that has another
     format, is damaged or has no such field.
@@ -178,48 +186,48 @@ def records_of(file: str, format: str, field: str) -> Iterator[Record]:
 
 
 def json_records(lines: Iterable[str], source: str) -> Iterator[Record]:
-    """Yield each object of JSON lines with its place, "SOURCE line 3"; skip empty lines.
+    """Yield each object of JSON lines; skip empty lines.
 
     Raises DataError for a line that is no JSON object.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        where = f"{source} line {number}"
+        place = f"line {number}"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where} is not JSON ({error})", "fix it or leave it out") from error
+            raise DataError(f"{place} is not JSON ({error})", "fix it or leave it out", value=source) from error
         if not isinstance(record, dict):
-            raise DataError(f"{where} is not a JSON object", "write each line as {...}")
-        yield where, record
+            raise DataError(f"{place} is not a JSON object", "write each line as {...}", value=source)
+        yield Record(source, place, record)
 
 
 def json_array(lines: TextIO, source: str) -> Iterator[Record]:
-    """Yield each object of a JSON array with its place, "SOURCE record 3"."""
+    """Yield each object of a JSON array."""
     content = lines.read(LARGEST_ARRAY + 1)
     if len(content) > LARGEST_ARRAY:
         remedy = f"write its records as JSON lines: jq -c '.[]' {shlex.quote(source)} > {stem_of(source)}.jsonl"
-        raise DataError(f"{source} is a JSON array of more than {LARGEST_ARRAY >> 20} MB", remedy)
+        raise DataError(f"is a JSON array of more than {LARGEST_ARRAY >> 20} MB", remedy, value=source)
     try:
         records = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{source} is not JSON ({error})", "fix it or leave it out") from error
+        raise DataError(f"is not JSON ({error})", "fix it or leave it out", value=source) from error
     for number, record in enumerate(records, start=1):
-        where = f"{source} record {number}"
+        place = f"record {number}"
         if not isinstance(record, dict):
-            raise DataError(f"{where} is not a JSON object", "write each record as {...}")
-        yield where, record
+            raise DataError(f"{place} is not a JSON object", "write each record as {...}", value=source)
+        yield Record(source, place, record)
 
 
 def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
-    """Yield each row of a CSV file as a record by the names of its first row, with its place.
+    """Yield each row of a CSV file as a record by the names of its first row.
 
     Raises DataError for a row that has more values than names, or ends before the column `field`.
     """
     delimiter, names = csv_header(lines, source)
     if field not in names:
-        raise missing_field(source, field, names)
+        raise missing_field(source, "", field, names)
     lines.seek(0)
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     # The limit is the process's: a document may be longer than the 131,072 characters to which Python sets it.
@@ -227,15 +235,15 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     try:
         next(rows, None)
         for row in rows:
-            where = f"{source} line {rows.line_num}"
+            place = f"line {rows.line_num}"
             if len(row) > len(names) or 0 < len(row) <= names.index(field):
-                problem = f"{where} has {plural(len(row), 'value')}, and the first line {plural(len(names), 'name')}"
-                raise DataError(problem, "quote values that have commas or line ends")
+                fault = f"{place} has {plural(len(row), 'value')}, and the first line {plural(len(names), 'name')}"
+                raise DataError(fault, "quote values that have commas or line ends", value=source)
             if row:
-                yield where, dict(zip(names, row, strict=False))
+                yield Record(source, place, dict(zip(names, row, strict=False)))
     except csv.Error as error:
         remedy = "double the quotes within a value, and close it by one"
-        raise DataError(f"{source} line {rows.line_num} is not CSV ({first_line(error)})", remedy) from error
+        raise DataError(f"line {rows.line_num} is not CSV ({first_line(error)})", remedy, value=source) from error
     finally:
         csv.field_size_limit(before)
 
@@ -247,15 +255,14 @@ def csv_header(lines: TextIO, source: str) -> tuple[str, list[str]]:
     try:
         rows = {delimiter: next(csv.reader([first], delimiter=delimiter), []) for delimiter in delimiters}
     except csv.Error as error:
-        raise DataError(
-            f"{source} line 1 is not CSV ({first_line(error)})", "begin it with the columns' names"
-        ) from error
+        fault = f"line 1 is not CSV ({first_line(error)})"
+        raise DataError(fault, "begin it with the columns' names", value=source) from error
     delimiter = max(rows, key=lambda each: len(rows[each]))  # a comma, if there is one column
     return delimiter, [name.strip() for name in rows[delimiter]]
 
 
 def parquet_records(file: str, field: str) -> Iterator[Record]:
-    """Yield each row of a Parquet file with its place, "FILE row 3".
+    """Yield each row of a Parquet file.
 
     It has the column `field` alone: no other is read.
     """
@@ -264,26 +271,27 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
         import pyarrow as pa  # type: ignore[import-untyped, import-not-found, unused-ignore]
         from pyarrow import parquet
     except ImportError as error:
-        raise DataError(f"{file} is Parquet, which needs pyarrow", 'pip install -e ".[hf]"') from error
+        raise DataError("is Parquet, which needs pyarrow", 'pip install -e ".[hf]"', value=file) from error
     try:
         with parquet.ParquetFile(file) as content:
             names = content.schema_arrow.names
             if field not in names:
-                raise missing_field(file, field, names, is_text=False)
+                raise missing_field(file, "", field, names, is_text=False)
             kind = content.schema_arrow.field(field).type
             if pa.types.is_dictionary(kind):
                 kind = kind.value_type
             if not any(is_text(kind) for is_text in _text_types(pa)):
-                raise DataError(f"{file}: data.text_field={field} is not text ({kind})", "choose another column")
+                fault = f": data.text_field={field} is not text ({kind})"
+                raise DataError(fault, "choose another column", value=file)
             number = 0
             for batch in content.iter_batches(batch_size=1024, columns=[field]):
                 for value in batch.column(0).to_pylist():
                     number += 1
                     text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
-                    yield f"{file} row {number}", {field: text}
+                    yield Record(file, f"row {number}", {field: text})
     except pa.ArrowException as error:
-        problem = f"{file}: the column {field} cannot be read ({first_line(error)})"
-        raise DataError(problem, "copy or download it again, or leave it out") from error
+        fault = f": the column {field} cannot be read ({first_line(error)})"
+        raise DataError(fault, "copy or download it again, or leave it out", value=file) from error
 
 
 def _text_types(pa: Any) -> list[Callable[[Any], bool]]:
@@ -292,10 +300,18 @@ def _text_types(pa: Any) -> list[Callable[[Any], bool]]:
     return [getattr(pa.types, f"is_{name}") for name in names if hasattr(pa.types, f"is_{name}")]
 
 
-def missing_field(where: str, field: str, names: Sequence[str], is_text: bool = True) -> DataError:
+def missing_field(
+    source: str,
+    place: str,
+    field: str,
+    names: Sequence[str],
+    is_text: bool = True,
+) -> DataError:
     """Return the error for a record without the field of its text.
 
+    place: that of the record, as in Record, or "" if no record of the file has it.
     is_text: whether data=text can read the record as it is.
     """
     remedy = f"choose one of {', '.join(names)}" if names else "write one"
-    return DataError(f"{where} has no field data.text_field={field}", remedy + ", or data=text" * is_text)
+    fault = f"{place} has no field data.text_field={field}".lstrip()
+    return DataError(fault, remedy + ", or data=text" * is_text, value=source)

@@ -165,13 +165,15 @@ def make_folder(
         write_tokens(chain(split.pieces(split.documents()), own), tokenizer, unfinished)
         # Check that nobody changed the text meanwhile, and that both splits have tokens.
         for each in filter(None, (source, validation)):
-            if Source(each.config, each.setting.partition("=")[0]).fingerprint != each.fingerprint:
-                problem = f"{each.setting} changes while it is read ({each.describe()})"
-                raise DataError(problem, "wait until nothing writes to it, or read a copy")
+            if Source(each.config, each.setting).fingerprint != each.fingerprint:
+                fault = f"changes while it is read ({each.describe()})"
+                remedy = "wait until nothing writes to it, or read a copy"
+                raise DataError(fault, remedy, setting=each.setting, value=each.value)
             for line in each.note_lines():
                 log(line)
         if validation and not validation.count:
-            raise DataError(f"{validation.setting} has no text ({validation.describe()})", "give a text")
+            fault = f"has no text ({validation.describe()})"
+            raise DataError(fault, "give a text", setting=validation.setting, value=validation.value)
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not all(sizes.values()):
             problem = f"data={config.source} has no text, or too little to hold some out ({source.describe()})"

@@ -59,7 +59,7 @@ class Source:
     def __init__(self, config: DataConfig, setting: str = "data.path") -> None:
         """setting: the name of config.path in errors."""
         self.config = config
-        self.setting = f"{setting}={config.path}" if config.path else f"data={config.source}"
+        self.setting, self.value = (setting, config.path) if config.path else ("data", config.source)
         self.place = str(user_path(setting, config.path).absolute()) if config.path else ""
 
         # Find the files, and name the text.
@@ -111,7 +111,7 @@ class Source:
     @cached_property
     def found(self) -> dict[str, Format]:
         """The format of each file."""
-        with naming(self.setting, self.place):
+        with naming(self.setting, self.value, self.place):
             return {file: format_of(file, *status) for file, status in self.files.items()}
 
     @cached_property
@@ -169,7 +169,7 @@ class Source:
         elif self.config.source == "hf" and not self.config.path:
             yield from self._texts_of(_dataset_records(self.config))
         else:
-            with naming(self.setting, self.place):
+            with naming(self.setting, self.value, self.place):
                 for file in self.files:
                     yield from self._documents_of(file)
 
@@ -183,11 +183,7 @@ class Source:
                 self.left_out.add(file)
                 if len(self.left_out) == len(self.files):
                     raise
-                self._note(
-                    LEFT_OUT,
-                    1,
-                    f"{file} ({error.problem.removeprefix(f'{file} is ')})",
-                )
+                self._note(LEFT_OUT, 1, f"{file} ({error.noun})")
                 return
         self._note_format(file)
         if format == "text":
@@ -226,9 +222,10 @@ class Source:
     def _texts_of(self, records: Iterable[Record]) -> Iterator[Iterable[str]]:
         """Yield the documents of records; one whose text is null has none."""
         field = self.config.text_field
-        for where, record in records:
+        for source, place, record in records:
+            where = f"{source} {place}"
             if field not in record:
-                raise missing_field(where, field, [*record], is_text=bool(self.config.path))
+                raise missing_field(source, place, field, [*record], is_text=bool(self.config.path))
             if record[field] is None:
                 self._note(f"Records left out whose {field} is null", 1, where)
             elif isinstance(record[field], str):
@@ -237,8 +234,8 @@ class Source:
                     self._note_replaced(replaced, where)
                 yield from self._divided([text])
             else:
-                problem = f"{where}: data.text_field={field} is not text ({record[field]!r:.40})"
-                raise DataError(problem, "choose another field")
+                fault = f"{place}: data.text_field={field} is not text ({record[field]!r:.40})"
+                raise DataError(fault, "choose another field", value=source)
 
     def _blocks(self, file: str) -> Iterator[str]:
         """Yield the text of a file in blocks."""
@@ -282,7 +279,7 @@ class Source:
         unix = self.separator.replace("\r\n", "\n")
         for other in (unix, unix.replace("\n", "\r\n"), typed, unix.strip()):
             if other and other != self.separator:
-                source = Source(replace(self.config, separator=escaped(other)), self.setting.partition("=")[0])
+                source = Source(replace(self.config, separator=escaped(other)), self.setting)
                 for document in source.documents():
                     for _ in document:
                         pass
@@ -342,7 +339,7 @@ def _parts(blocks: Iterable[str], separator: str, on_separator: Callable[[], Non
 
 
 def _dataset_records(config: DataConfig) -> Iterator[Record]:
-    """Yield the records of a dataset, with their places."""
+    """Yield the records of a dataset."""
     # Imported here because it is optional, and slow.
     try:
         import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -354,7 +351,7 @@ def _dataset_records(config: DataConfig) -> Iterator[Record]:
     try:
         records = datasets.load_dataset(str(place), name=config.subset, split=config.split, streaming=True)
         for number, record in enumerate(records, start=1):
-            yield f"{settings}: record {number}", record
+            yield Record(f"{settings}:", f"record {number}", record)
     except Exception as error:  # the library raises errors of all layers below it
         remedy = "check its files" if place.is_dir() else "check it and the network"
         raise DataError(f"{settings} cannot be read ({first_line(error)})", remedy) from error

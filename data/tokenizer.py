@@ -154,7 +154,7 @@ def read_tokenizer(path: Path) -> tiktoken.Encoding:
     Raises DataError if the file is missing or damaged, or the encoding loses text.
     """
     remedy = "restore it from a copy, or prepare the data again"
-    with damage_named(DataError, f"{path} is not a tokenizer that this version can read", remedy):
+    with damage_named(DataError, "is not a tokenizer that this version can read", remedy, value=path):
         content = json.loads(read_foreign(path))
         tokens = enumerate(content.pop("mergeable_ranks"))
         ranks = {a2b_base64(token, strict_mode=True): rank for rank, token in tokens if token is not None}

@@ -28,7 +28,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         # A smaller divisor could make logits of float32 infinite.
         if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:
-            raise SettingsError(f"temperature={format_value(self.temperature)} must be 0, or finite and at least 1e-06")
+            fault = "must be 0, or finite and at least 1e-06"
+            raise SettingsError(fault, setting="temperature", value=self.temperature)
         at_least("top_k", self.top_k, 1)
         fraction("top_p", self.top_p, above=0)
         fraction("min_p", self.min_p)

@@ -10,7 +10,7 @@ from common.errors import HuggingFaceError, cause, damage_named
 def importing(where: object) -> AbstractContextManager[None]:
     """Turn any error that a damaged file raises within into a HuggingFaceError."""
     remedy = "copy or download it again, or choose another model"
-    return damage_named(HuggingFaceError, f"{where} cannot be read", remedy)
+    return damage_named(HuggingFaceError, "cannot be read", remedy, value=where)
 
 
 @lru_cache  # settings, weights and tokenizer come from one folder: ask the hub once
@@ -24,6 +24,6 @@ def find_folder(where: str) -> Path:
 
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:  # of the network, the hub or the disk
-        problem = f"{where} is not a local folder and could not be downloaded ({cause(error)})"
+        fault = f"is not a local folder and could not be downloaded ({cause(error)})"
         remedy = "check the name and the network, try pip install huggingface_hub, or give a folder"
-        raise HuggingFaceError(problem, remedy) from error
+        raise HuggingFaceError(fault, remedy, value=where) from error

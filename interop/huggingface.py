@@ -264,8 +264,9 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
         for file in _files(folder):
             weights |= load_file(regular(file))
         if not config.tie_embeddings and HEAD not in weights:
-            problem = f"{where} has no {HEAD}, which tie_word_embeddings=false in its config.json asks for"
-            raise HuggingFaceError(problem, f"set tie_word_embeddings to true if it shares the embedding, or {ANOTHER}")
+            fault = f"has no {HEAD}, which tie_word_embeddings=false in its config.json asks for"
+            remedy = f"set tie_word_embeddings to true if it shares the embedding, or {ANOTHER}"
+            raise HuggingFaceError(fault, remedy, value=where)
 
         # Count the weights first: building the shapes of a config.json with a billion layers would take forever.
         held = sum(tensor.numel() for tensor in weights.values())
@@ -280,7 +281,8 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
             for theirs, rows in _parts(name, model).items():
                 stored = _stored(theirs, weights)
                 if stored not in weights:
-                    raise HuggingFaceError(f"{where} has no {theirs}, which its config.json asks for", ANOTHER)
+                    fault = f"has no {theirs}, which its config.json asks for"
+                    raise HuggingFaceError(fault, ANOTHER, value=where)
                 part = _change_layout(theirs, weights[stored], model, back=True)
                 if part.shape != (rows, *tensor.shape[1:]):
                     raise ValueError(f"{theirs} does not have the size that config.json says")
@@ -329,13 +331,13 @@ def read_config(where: str) -> GPTConfig:
     with importing(where):
         if not file.exists() and file.with_name("adapter_config.json").exists():
             remedy = "merge it into its model, with peft's merge_and_unload() and save_pretrained()"
-            raise HuggingFaceError(f"{where} is an adapter, such as LoRA's, not a model", remedy)
+            raise HuggingFaceError("is an adapter, such as LoRA's, not a model", remedy, value=where)
 
         # Find its class.
         settings = json.loads(read_foreign(file))
         model_type = settings["model_type"]
         if model_type not in TARGETS:
-            raise HuggingFaceError(f"{where} is a {model_type}", "choose a gpt2, llama or qwen3 model")
+            raise HuggingFaceError(f"is a {model_type}", "choose a gpt2, llama or qwen3 model", value=where)
 
         target = TARGETS[model_type]
         if model_type == "gpt2":
@@ -362,7 +364,7 @@ def read_config(where: str) -> GPTConfig:
         for name, value in fixed.items():
             given = settings.get(name, value)
             if SYNONYMS.get(given, given) != value:
-                raise HuggingFaceError(f"{where} has {name}={given}", f"choose a model with {name}={value}")
+                raise HuggingFaceError(f"has {name}={given}", f"choose a model with {name}={value}", value=where)
         for name, theirs in target.names.items():
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
@@ -426,8 +428,9 @@ def _our_windows(settings: dict[str, Any], where: str) -> dict[str, Any]:
         types = ["full_attention"] * full + [SLIDING] * (n_layer - full)
     unknown = [name for name in types if name not in (SLIDING, "full_attention")]
     if unknown or len(types) != n_layer:
-        problem = f"{where} has layer_types={types} for {n_layer} layers"
-        raise HuggingFaceError(problem, f"choose a model with {SLIDING} or full_attention for each of them")
+        fault = f"has layer_types={types} for {n_layer} layers"
+        remedy = f"choose a model with {SLIDING} or full_attention for each of them"
+        raise HuggingFaceError(fault, remedy, value=where)
     if SLIDING not in types:
         return {}
     layers = ["sdpa+window" if layer_type == SLIDING else "sdpa" for layer_type in types]

@@ -130,13 +130,14 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         order = [vocabulary[left + right] for left, right in pairs]
         if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
-            raise HuggingFaceError(f"{file} merges in another order than its ids, which tiktoken cannot", CHOOSE)
+            raise HuggingFaceError("merges in another order than its ids, which tiktoken cannot", CHOOSE, value=file)
 
         # Make the Encoding, and compare it with their tokenizer.
         encoding = tiktoken.Encoding(folder.name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
         if max_ids is not None and encoding.n_vocab > max_ids:
-            problem = f"{file} has {encoding.n_vocab:,} ids, more than the {max_ids:,} of its model"
-            raise HuggingFaceError(problem, "resize the model with transformers' resize_token_embeddings()")
+            fault = f"has {encoding.n_vocab:,} ids, more than the {max_ids:,} of its model"
+            remedy = "resize the model with transformers' resize_token_embeddings()"
+            raise HuggingFaceError(fault, remedy, value=file)
         check_lossless(encoding)
         _compare(encoding, file)
     return encoding
@@ -165,7 +166,8 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
     if not is_plain or not pattern:
         has = json.dumps({"model": [model["type"], *marks], "normalizer": normalizer, "pre_tokenizer": steps})
         ours = "byte-level BPE whose pre-tokenizer is ByteLevel, alone or after one regex Split or individual Digits"
-        raise HuggingFaceError(f"{file} has {has}", f"choose a model whose tokenizer tiktoken can express: {ours}")
+        remedy = f"choose a model whose tokenizer tiktoken can express: {ours}"
+        raise HuggingFaceError(f"has {has}", remedy, value=file)
     return pattern
 
 
@@ -177,8 +179,8 @@ def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
         theirs = Tokenizer.from_file(str(file))
         for text in SAMPLES:
             if theirs.encode(text, add_special_tokens=False).ids != encoding.encode_ordinary(text):
-                problem = f"{file} gives {text!r} other ids than tiktoken does with its pattern and merges"
-                raise HuggingFaceError(problem, CHOOSE)
+                fault = f"gives {text!r} other ids than tiktoken does with its pattern and merges"
+                raise HuggingFaceError(fault, CHOOSE, value=file)
 
 
 def _byte_letters() -> list[str]:

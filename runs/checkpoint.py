@@ -136,8 +136,9 @@ class Checkpoint:
         if self.encoding is None:
             with readable(self.path):
                 learned = self.meta.config["data"]["source"]
-            problem = f"checkpoint={self.path} has learned data={learned}, not text"
-            raise CheckpointError(problem, f"{command('eval.py')} checkpoint={self.path} scores it")
+            fault = f"has learned data={learned}, not text"
+            remedy = f"{command('eval.py')} checkpoint={self.path} scores it"
+            raise CheckpointError(fault, remedy, setting="checkpoint", value=self.path)
         return self.encoding
 
 
@@ -186,21 +187,23 @@ def meta_checksum(content: dict[str, Any]) -> str:
 def read_meta(path: Path) -> Meta:
     """Return a checkpoint's meta.json; CheckpointError if it is missing, damaged or too old."""
     if not (path / "meta.json").is_file():
-        problem = f"checkpoint={path} is not a checkpoint (it has no meta.json)"
-        raise CheckpointError(problem, "give a run directory or a checkpoint; export.py import_from= makes one")
+        fault = "is not a checkpoint (it has no meta.json)"
+        remedy = "give a run directory or a checkpoint; export.py import_from= makes one"
+        raise CheckpointError(fault, remedy, setting="checkpoint", value=path)
     with readable(path):
         content = json.loads((path / "meta.json").read_bytes())
         version = content["format_version"]
         if version != FORMAT_VERSION:
             remedy = "use tinygpt 0.1, tag v0.1.0, or train anew" if version < FORMAT_VERSION else "update tinygpt"
-            raise CheckpointError(f"checkpoint={path} has format {version}; this one reads {FORMAT_VERSION}", remedy)
+            fault = f"has format {version}; this one reads {FORMAT_VERSION}"
+            raise CheckpointError(fault, remedy, setting="checkpoint", value=path)
         if content.pop("checksum") != meta_checksum(content):
             raise ValueError("meta.json does not match its checksum")
         del content["format_version"]
         progress = content.pop("progress")
         meta = Meta(**content)
         unknown = [f"progress.{name}" for name in progress if name not in Progress.__dataclass_fields__]
-        refuse_unknown(f"checkpoint={path}", unknown, meta)
+        refuse_unknown("checkpoint", path, unknown, meta)
         meta.progress = Progress(**progress)
         # Older runs had no separator, and settings that are gone.
         data = meta.config.get("data")
@@ -224,11 +227,14 @@ def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
     with readable(path):
         settings = meta.config["model"]
         unknown = [f"model.{name}" for name in settings if name not in GPTConfig.__dataclass_fields__]
-        refuse_unknown(f"checkpoint={path}", unknown, meta)
+        refuse_unknown("checkpoint", path, unknown, meta)
         try:
             config = build(GPTConfig, settings)
         except SettingsError as error:  # the checksum is right, so another version has other values
-            refuse_unknown(f"checkpoint={path}", error.problem.split()[:1], meta)
+            if error.setting:
+                refuse_unknown("checkpoint", path, [error.subject], meta)
+            # Each value is known, but not all of them together.
+            raise of_other_version("checkpoint", path, f": {error.problem}", meta) from None
     with code_wanted(path, meta):
         check_names(config.attention)
     return config
@@ -243,15 +249,20 @@ def code_wanted(path: Path, meta: Meta) -> Iterator[None]:
         # No CheckpointError, after which an earlier checkpoint of the run would be tried: they all have this name.
         file = meta.config.get("code") or "FILE"
         remedy = f"give the file that registers it, as in code={file}"
-        raise SettingsError(f"checkpoint={path}: {error.problem}", remedy) from None
+        raise SettingsError(f": {error.problem}", remedy, setting="checkpoint", value=path) from None
 
 
-def refuse_unknown(opened: str, unknown: list[str], meta: Meta) -> None:
-    """Raise CheckpointError, with the version that wrote it, for unknown settings or values."""
+def refuse_unknown(setting: str, path: Path, unknown: list[str], meta: Meta) -> None:
+    """Raise CheckpointError if SETTING=PATH has unknown settings or values."""
     if unknown:
-        version = meta.computed_on.get("tinygpt", "?")
-        problem = f"{opened} has {', '.join(unknown)}, unknown here; tinygpt {version} wrote it"
-        raise CheckpointError(problem, "read it with that version, or update tinygpt")
+        raise of_other_version(setting, path, f"has {', '.join(unknown)}, unknown here", meta)
+
+
+def of_other_version(setting: str, path: Path, fault: str, meta: Meta) -> CheckpointError:
+    """Return the error for SETTING=PATH of a version whose settings are unknown here."""
+    version = meta.computed_on.get("tinygpt", "?")
+    remedy = "read it with that version, or update tinygpt"
+    return CheckpointError(f"{fault}; tinygpt {version} wrote it", remedy, setting=setting, value=path)
 
 
 def verify_checkpoint(path: Path, *names: str) -> Meta:
@@ -283,7 +294,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 
 def readable(path: Path) -> AbstractContextManager[None]:
     """Turn the errors of a damaged checkpoint into a CheckpointError."""
-    return damage_named(CheckpointError, f"checkpoint={path} is damaged or incomplete", "use another one")
+    fault = "is damaged or incomplete"
+    return damage_named(CheckpointError, fault, "use another one", setting="checkpoint", value=path)
 
 
 def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:
@@ -319,15 +331,15 @@ def find_checkpoints(where: str | None) -> list[Path]:
             raise CheckpointError("there is no run under outputs/ or multirun/", remedy)
     path = user_path("checkpoint", where)
     if not where or not path.exists():
-        raise CheckpointError(f"checkpoint={where} does not exist", "give a run directory or a checkpoint in it")
+        remedy = "give a run directory or a checkpoint in it"
+        raise CheckpointError("does not exist", remedy, setting="checkpoint", value=where)
     folder = path / "checkpoints"
     with reading("checkpoint", where):
         linked = [pointed(folder / name) for name in ("best", "last") if (folder / name).exists()]
         found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_by_step(folder))]
         if folder.is_dir() and not found:
-            raise CheckpointError(
-                f"checkpoint={where} has saved no checkpoint yet", "wait for one, or give another run"
-            )
+            fault = "has saved no checkpoint yet"
+            raise CheckpointError(fault, "wait for one, or give another run", setting="checkpoint", value=where)
     return list(dict.fromkeys(found)) or [pointed(path)]
 
 

@@ -114,7 +114,7 @@ def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = lo
 
     say: logs the problems of damaged ones.
     """
-    with naming(f"resume={run}"):
+    with naming("resume", str(run)):
         return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
 
 
@@ -129,7 +129,7 @@ def settings_to_go_on(run: Path, known: Collection[str]) -> dict[str, Any]:
     known: the dotted names of all settings; CheckpointError if the run has others.
     """
     meta = newest(run, read_meta)
-    refuse_unknown(f"resume={run}", [name for name in flat(meta.config) if name not in known], meta)
+    refuse_unknown("resume", run, [name for name in flat(meta.config) if name not in known], meta)
     # A checkpoint names a file of code, which nobody may have read: it runs only if it is typed.
     settings = {name: value for name, value in meta.config.items() if name not in ("code", *OF_THIS_INVOCATION)}
     # A moved run may come from another person or machine: its paths and its wandb settings stay behind.

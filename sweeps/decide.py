@@ -114,8 +114,9 @@ class Record:
 def read_record(setting: str, folder: object) -> Record:
     """Return the decide.json of SETTING=FOLDER; SettingsError if it is missing or damaged."""
     file = user_path(setting, str(folder)) / RECORD
-    problem = f"{setting}={folder} has no {RECORD} that can be read"
-    with damage_named(SettingsError, problem, "restore it, or name another folder"):
+    fault = f"has no {RECORD} that can be read"
+    remedy = "restore it, or name another folder"
+    with damage_named(SettingsError, fault, remedy, setting=setting, value=folder):
         record = Record(**json.loads(read_foreign(file)))
         record.comparisons = [Comparison(**each) for each in record.comparisons]
         return record

@@ -233,6 +233,10 @@ FORGED = [  # a part of meta.json, and what is said of it
         r"has model\.warp, unknown here; tinygpt \? wrote it: read it with that version",
     ),
     ({"config": {"model": {"norm": "dyt"}}}, r"has model\.norm=dyt, unknown here; tinygpt \? wrote it"),
+    ({"config": {"model": {"norm": "d y"}}}, r"has model\.norm=d y, unknown here; tinygpt \? wrote it"),
+    ({"config": {"model": {"ngrams": [1]}}}, r"has each of model\.ngrams=1, unknown here; tinygpt \? wrote it"),
+    # Each value is known, but not the two together.
+    ({"config": {"model": {"n_head": 3}}}, r": model\.n_head=3 does not divide model\.n_embd=\d+; tinygpt \? wrote it"),
     ({"progress": []}, "damaged"),
     ({"progress": {"nothing": 1}}, r"has progress\.nothing, unknown here; tinygpt \? wrote it"),
     *(({"files": {name: {"bytes": 1, "sha256": "0"}}}, "missing, or does not match") for name in ("/etc/passwd", "..")),

@@ -4,11 +4,13 @@ import errno
 import json
 import logging
 import os
+import pickle
 import re
 import shlex
 import subprocess
 import sys
 import unicodedata
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -16,12 +18,13 @@ import pytest
 from conftest import run_here
 
 import train
-from common.errors import SettingsError, naming
+from common.errors import CheckpointError, DataError, SettingsError, naming
 from common.files import reading, writing
 from common.mistakes import mistakes_explained
 from common.text import command as started_by
 from common.text import visible
 from data.config import TokenizerConfig
+from data.encoding import NotText
 from data.tokenizer import make_tokenizer
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -137,8 +140,45 @@ def test_a_path_that_is_read_has_another_remedy_than_one_that_is_written(opened,
 
 
 def test_a_mistake_is_blamed_on_the_setting_that_was_typed():
-    with pytest.raises(SettingsError, match="^against=no does not exist: give a run"), naming("against=no"):
+    with pytest.raises(SettingsError, match="^against=no does not exist: give a run"), naming("against", "no"):
         open_checkpoint("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            CheckpointError("is damaged", "use another", setting="checkpoint", value=Path("run")),
+            "against=run is damaged",
+        ),
+        (SettingsError("is damaged", "use another", setting="against", value="run"), "against=run is damaged"),
+        (DataError("line 3 is damaged", "use another", value="/home/run"), "against=run line 3 is damaged"),
+        (DataError(": x is damaged", "use another", value="/home/run"), "against=run: x is damaged"),
+        (DataError("is damaged", "use another", value="run/a"), "against=run: run/a is damaged"),
+        (SettingsError("is damaged", "use another", setting="seed", value="run"), "against=run: seed=run is damaged"),
+        (SettingsError("it is damaged", "use another"), "against=run: it is damaged"),
+        # The words of a sentence do not matter.
+        (SettingsError("checkpoint=run is damaged", "use another"), "against=run: checkpoint=run is damaged"),
+    ],
+    ids=str,
+)
+def test_an_error_is_blamed_by_its_fields_and_says_its_value_once(error, said):
+    for opened in (1, 2):  # within the same setting it is blamed once
+        with ExitStack() as stack:
+            stack.enter_context(pytest.raises(type(error), match=f"^{re.escape(said)}: use another.$"))
+            for _ in range(opened):
+                stack.enter_context(naming("against", "run", "/home/run"))
+            raise error
+        assert not str(error).startswith("against=run:")  # it may be raised again elsewhere
+
+
+def test_an_error_crosses_to_another_process_with_its_fields():
+    with pytest.raises(NotText) as refused, naming("data.path", "x"):
+        raise NotText("x", "an image", "give a file of text")
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert str(again) == "data.path=x is an image: give a file of text."
+    assert vars(again) == vars(refused.value)
+    assert (again.setting, again.value, again.noun) == ("data.path", "x", "an image")
 
 
 # Ctrl-C

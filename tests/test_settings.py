@@ -79,6 +79,26 @@ def test_none_as_a_sweep_by_wandb_types_it_is_null(name):
     assert composed("sample_prompt=None").sample_prompt == "None"  # a text, which may be any
 
 
+@pytest.mark.parametrize(
+    ("argument", "setting", "value"),
+    [("temperature=-1", "temperature", "-1"), ("top_k=0", "top_k", "0"), ("seed=a=b", "seed", "a=b")],
+)
+def test_a_mistake_carries_its_setting_for_which_the_default_is_the_remedy(argument, setting, value):
+    with pytest.raises(SettingsError) as raised:
+        from_arguments(SampleConfig, [argument])
+    error = raised.value
+    assert (error.setting, error.value, error.problem) == (setting, value, f"{argument} {error.fault}")
+    default = format_value(getattr(SampleConfig(), setting))
+    assert error.remedy.removesuffix(".0") == f"correct it, or leave it out for {setting}={default}"
+
+
+def test_the_words_of_a_sentence_choose_no_remedy(monkeypatch):
+    refused = mock.Mock(side_effect=SettingsError("temperature=2 is odd"))
+    monkeypatch.setattr(SampleConfig, "__post_init__", refused)
+    with pytest.raises(SettingsError, match=r"^temperature=2 is odd\.$"):
+        from_arguments(SampleConfig, [])
+
+
 def test_the_commands_defaults_are_the_dataclasses():
     assert composed() == settings_of("model=tiny", "data=stdlib", "optimizer=muon") == TrainConfig()
     assert from_arguments(SampleConfig, []) == SampleConfig()

@@ -232,16 +232,16 @@ class TrainConfig:
         positive("max_minutes", self.max_minutes)
         positive("max_flops", self.max_flops)
         if not 0 <= self.seed < 2**63:
-            raise SettingsError(f"seed={self.seed} must be from 0 to 2^63 - 1")
+            raise SettingsError("must be from 0 to 2^63 - 1", setting="seed", value=self.seed)
         if self.resume and self.init_from:
             raise SettingsError(f"resume={self.resume} and init_from={self.init_from} are both given", "choose one")
 
-    def idle(self) -> dict[str, str]:
-        """Return the settings without effect, each with the reason, as in data=recall.
+    def idle(self) -> dict[str, tuple[str, str]]:
+        """Return the settings without effect, each with the setting and the value that cause it.
 
         model.attention.unused_settings() gives those that a form of attention ignores.
         """
-        found: dict[str, str] = {}
+        found: dict[str, tuple[str, str]] = {}
         tasks = VOCABULARIES.keys()
         needs = (
             *NEEDS,
@@ -253,8 +253,8 @@ class TrainConfig:
             setting, _, values = needed.partition("=")
             value = format_value(attrgetter(setting)(self))
             if value not in values.split():
-                reason = f"{setting.removesuffix('.source').removesuffix('.name')}={value}"
-                found |= dict.fromkeys(names.split(), reason)
+                short = setting.removesuffix(".source").removesuffix(".name")
+                found |= dict.fromkeys(names.split(), (short, value))
         return found
 
     @property

@@ -39,7 +39,7 @@ def open_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], N
         return config, lambda model: None, None
     # Open a model of Hugging Face's, or a checkpoint of ours, and change its settings to those asked for.
     encoding: tiktoken.Encoding | None
-    with naming(f"init_from={config.init_from}"):
+    with naming("init_from", config.init_from):
         name = name_of_theirs(config.init_from)
         if name:
             found, read = read_huggingface(name)
@@ -54,7 +54,7 @@ def open_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], N
 
 def pretrained_config(where: str) -> GPTConfig:
     """Return the settings of init_from's model, without reading its weights."""
-    with naming(f"init_from={where}"):
+    with naming("init_from", where):
         name = name_of_theirs(where)
         if name:
             return read_config(name)
