@@ -1,4 +1,4 @@
-"""A command's settings and its --help.
+"""The frame of the four commands: --help, the settings, and the end of a mistake.
 
 cli/hydra_command.py adds train.py's groups of settings and its sweeps.
 """
@@ -41,30 +41,46 @@ COLUMN = 30  # where the meanings begin
 
 
 def run_command(schema: type[Schema], function: Callable[[Schema], object], decodes: bool = False) -> None:
-    """Call `function` with the typed settings, a checked `schema` object, or show --help.
-
-    A person's mistake ends in one sentence on stderr and exit status 1.
+    """Answer what is typed after the script of `function`, which gets the checked settings.
 
     decodes: whether most of the work is small products, for which threads had better not sleep.
     """
-    if not decodes:
+
+    def start(arguments: list[str]) -> None:
+        config = from_arguments(schema, arguments)
+        from training.device import limit_threads  # imports torch: mistakes in the settings do not wait for it
+
+        limit_threads()
+        function(config)
+
+    answer(schema, Path(inspect.getfile(function)), start, sleeps=not decodes)
+
+
+def answer(
+    schema: type,
+    script: Path,
+    start: Callable[[list[str]], object],
+    *,
+    groups: Callable[[], dict[str, str]] = dict,
+    explain: Callable[[BaseException], str | None] = lambda error: None,
+    sleeps: bool = True,
+) -> None:
+    """Answer what is typed after `script`: show --help, or call start(arguments).
+
+    A person's mistake ends in one sentence on stderr and exit status 1. Nothing here imports torch.
+
+    groups: returns the options of each group of conf/; explain: returns the sentence for a library's exception;
+    sleeps: whether idle threads of OpenMP sleep soon.
+    """
+    if sleeps:
         sleep_at_barriers()  # before torch is imported
-    with mistakes_explained():
+    with mistakes_explained(explain):
         arguments = sys.argv[1:]
-        if asks_help(arguments):
-            print(help_text(schema, Path(inspect.getfile(function)), arguments, {}), flush=True)
+        if {"--help", "-h"} & {*arguments}:
+            print(help_text(schema, script, arguments, groups()))
         else:
-            config = from_arguments(schema, arguments)
-            from training.device import limit_threads  # imports torch: mistakes in the settings do not wait for it
-
-            limit_threads()
-            function(config)
-            sys.stdout.flush()
-
-
-def asks_help(arguments: list[str]) -> bool:
-    """Return whether --help or -h is among the arguments."""
-    return bool({"--help", "-h"} & set(arguments))
+            start(arguments)
+        sys.stdout.flush()  # a full disk is a mistake too
 
 
 def help_text(

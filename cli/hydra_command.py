@@ -4,14 +4,11 @@
 after torch's (cli/with_torch.py).
 """
 
-import sys
 from types import ModuleType
 
-from cli.command import asks_help, help_text
+from cli.command import answer
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed
-from common.mistakes import mistakes_explained
 from common.settings import parse_overrides
-from common.threads import sleep_at_barriers
 from training.config import TrainConfig
 
 SHOWN = (["job"], ["hydra"], ["all"])  # the settings that --cfg shows
@@ -25,24 +22,25 @@ def composition() -> ModuleType:
 
 
 def run_train_command() -> None:
-    """Train with the typed settings: run_command() with Hydra's groups and sweeps."""
-    sleep_at_barriers()  # before torch is imported
-    with mistakes_explained(lambda error: composition().explain(error)):
-        arguments = sys.argv[1:]
-        if asks_help(arguments):
-            print(help_text(TrainConfig, CONF.parent / "train.py", arguments, group_options()), flush=True)
-        elif arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN:
-            composition().register_schema({})
-            composition().call_hydra(arguments)
-        else:
-            is_sweep = bool(set(SWEEP) & set(arguments))
-            overrides = [argument for argument in arguments if argument not in SWEEP]
-            typed = parse_overrides(overrides)
-            check_typed(typed, is_sweep)
-            if is_sweep:
-                composition().sweep(overrides, typed)
-            else:
-                composition().run_single(typed)
+    """Train with the typed settings: one run, or a sweep with -m."""
+    script = CONF.parent / "train.py"
+    answer(TrainConfig, script, start, groups=group_options, explain=lambda error: composition().explain(error))
+
+
+def start(arguments: list[str]) -> None:
+    """Run what is typed after train.py: a run, a sweep, or --cfg."""
+    if arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN:
+        composition().register_schema({})
+        composition().call_hydra(arguments)
+        return
+    is_sweep = bool(set(SWEEP) & set(arguments))
+    overrides = [argument for argument in arguments if argument not in SWEEP]
+    typed = parse_overrides(overrides)
+    check_typed(typed, is_sweep)
+    if is_sweep:
+        composition().sweep(overrides, typed)
+    else:
+        composition().run_single(typed)
 
 
 def group_options() -> dict[str, str]:
