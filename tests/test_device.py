@@ -10,6 +10,7 @@ import select
 import struct
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -26,8 +27,10 @@ from common.console import progress_bar
 from common.errors import SettingsError
 from model.config import GPTConfig
 from model.cpu import MATMUL
+from model.loss import chunk_loss_and_gradient
 from model.size import flops_per_token, without_weights
 from train import train, train_step
+from training import start
 from training.config import OptimizerConfig, TrainConfig
 from training.device import (
     AOTRITON,
@@ -337,39 +340,40 @@ def test_recomputing_blocks_changes_no_bit_of_steps_dropout_included(precision, 
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("compiled", [True, False])
-def test_the_minutes_of_a_run_leave_out_the_step_that_compiles_after_a_resume_too(train_config, monkeypatch, compiled):
-    """The first step of each process takes ten minutes, the others one, asynchronously."""
-    now, queued, taken, shares = 0.0, 0.0, [], []
+def test_the_minutes_of_a_run_leave_out_the_pass_that_compiles_after_a_resume_too(train_config, monkeypatch, compiled):
+    """The first pass of each process takes ten minutes if it compiles, a step takes one."""
+    now, passes, taken, shares = 0.0, [], [], []
+
+    def first_pass(run, first_pass=start.first_pass):
+        nonlocal now
+        now += 600
+        passes.append(run)
+        first_pass(run)
 
     def step(run, number, step=train_module.train_step):
-        nonlocal queued
-        queued += 60 if taken else 600
+        nonlocal now
+        now += 60
         taken.append((number, shares[-1]))
         return step(run, number)
 
-    def wait(tensor, tolist=torch.Tensor.tolist):
-        nonlocal now, queued
-        now, queued = now + queued, 0.0
-        return tolist(tensor)
+    def compile_loss(model, *_):
+        if compiled:
+            model.runtime.loss_and_gradient = partial(chunk_loss_and_gradient)
+        return model.loss
 
-    def clock():
-        if len(taken) > 1 or not compiled:
-            wait(torch.zeros(1))
-        return now
-
-    monkeypatch.setattr("training.run.time", mock.Mock(perf_counter=clock))
-    monkeypatch.setattr(torch.Tensor, "tolist", wait)
+    monkeypatch.setattr("training.run.time", mock.Mock(perf_counter=lambda: now))
+    monkeypatch.setattr("training.start.time", mock.Mock(perf_counter=lambda: now))
+    monkeypatch.setattr("training.start.first_pass", first_pass)
     monkeypatch.setattr("training.start.choose_compile", lambda *_: compiled)
-    monkeypatch.setattr("training.start.parallelize", lambda model, *_: model.loss)
+    monkeypatch.setattr("training.start.parallelize", compile_loss)
     monkeypatch.setattr("train.train_step", step)
     monkeypatch.setattr("train.schedule_factor", lambda s, n, done, m: shares.append(done) or 1.0)
     config = replace(train_config, max_steps=None, max_minutes=4, sample_tokens=0, eval_interval=100, log_interval=100)
     train(replace(config, checkpoint_interval=2))
-    steps = [(0, 0), (1, 0), (2, 0.25), (3, 0.5), (4, 0.75)]
-    assert taken == (steps if compiled else steps[:1])
+    assert taken == [(0, 0), (1, 0.25), (2, 0.5), (3, 0.75)]
     taken.clear()
     train(replace(config, run_dir=None, resume=train_config.run_dir, max_minutes=20))
-    assert len(taken) == (1 + 16 if compiled else 1)
+    assert len(taken) == 16 and len(passes) == 2 * compiled
 
 
 # What a terminal, a pipe and a notebook show

@@ -181,7 +181,7 @@ class TrainConfig:
     """Optimizer steps to take; when null all that max_minutes or max_flops allow, otherwise 450."""
     max_minutes: float | None = None
     """Stop after this much training time, with the schedule at its end, unless the steps end
-    first. The first step of a compiled run, in which it compiles, does not count."""
+    first. Compiling, which comes before the first step, does not count."""
     max_flops: float | None = None
     """Limit the steps to this much arithmetic, such as 1e13. 6 operations are
     counted per weight and token, plus attention's. So models of different sizes get the same budget."""

@@ -82,8 +82,6 @@ class Run:
     """The numbers of skipped steps, in total and in a row, int64 (2,) on the device."""
     started: float = field(init=False)
     """The time, by time.perf_counter(), up to which progress.seconds counts."""
-    has_to_compile: bool = field(init=False)
-    """Whether the next step compiles the model."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -97,7 +95,6 @@ class Run:
         self.optimizers = make_optimizers(self.model, config.optimizer, self.ranks)
         self.skipped = torch.zeros(2, dtype=torch.int64, device=self.device)
         self.started = time.perf_counter()
-        self.has_to_compile = self.compiled
 
     @cached_property
     def checkpointer(self) -> AsyncCheckpointer:
@@ -109,16 +106,8 @@ class Run:
         return self.progress.seconds + time.perf_counter() - self.started
 
     def after_step(self) -> None:
-        """Count a step, and end a run whose steps are skipped.
-
-        Compiling takes about a minute, which does not count for max_minutes and the schedule: the clock begins anew
-        after the first step of a compiled run, a resumed one too.
-        """
+        """Count a step, and end a run whose steps are skipped."""
         self.progress.step += 1
-        if self.has_to_compile:
-            self.skipped.tolist()  # waits for the device, which may still compute the step
-            self.started = time.perf_counter()
-            self.has_to_compile = False
         # To read the numbers of skipped steps waits for the device: do so when the step is logged, or when as many may
         # have been skipped as end a run.
         if self.logs_step or is_due(self.progress.step, self.config.max_skipped_steps):

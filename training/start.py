@@ -372,12 +372,12 @@ def try_compiled(run: Run) -> None:
             raise SettingsError(f"compile=on: {problem}", "set compile=off") from error
         log.warning("%s: training goes on uncompiled, which is slower.", problem)
         uncompile(run.model)
-        run.compiled = run.has_to_compile = False
+        run.compiled = False
     finally:
         run.model.zero_grad()
     for reason in breaks - before:
         log.warning("torch leaves a part of the model uncompiled, which is slower: %s", reason.partition("\n")[0])
-    run.started = time.perf_counter()
+    run.started = time.perf_counter()  # compiling takes minutes, which max_minutes and the schedule leave out
 
 
 def first_pass(run: Run) -> None:
