@@ -10,8 +10,9 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -79,6 +80,15 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not gpu():
         pytest.skip("needs a GPU")
+
+
+def some(values: Iterable[Any], each: int) -> list[Any]:
+    """Values of a parameter, all but one in `each` of them slow: the default tests take a sample of many alike."""
+    marked = []
+    for number, value in enumerate(values):
+        given = value if isinstance(value, tuple) else (value,)
+        marked.append(pytest.param(*given, marks=[pytest.mark.slow] if number % each else []))
+    return marked
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import close, random_gpt, tokens_drawn
+from conftest import close, random_gpt, some, tokens_drawn
 
 from common.errors import SettingsError
 from data.config import TokenizerConfig
@@ -31,10 +31,9 @@ SETTINGS = {
     "narrow": dict(head_size=6, mlp="relu2", logit_softcap=5.0, attention="sdpa+window/delta", attention_window=5),
     "n-grams": dict(ngrams=[2], ngram_rows=50, position="alibi", norm="layernorm", bias=True),
 }
-EVERY = dict.fromkeys((*SETTINGS, *FORMS), ())
-EVERY |= {name: () if name.startswith("sdpa+") else pytest.mark.slow for name in combinations()}
-"""The settings above, every form, and every modifier on the forms that take it, with their marks."""
-of_every = pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in EVERY.items()])
+EVERY = [*SETTINGS, *FORMS, *combinations()]
+"""The settings above, every form, and every modifier on the forms that take it."""
+of_every = pytest.mark.parametrize("name", [*SETTINGS, *some(EVERY[len(SETTINGS) :], 7)])
 
 
 def model_of(name: str) -> GPT:
@@ -158,7 +157,7 @@ def test_the_streams_begin_with_the_embedding_end_with_the_prediction_and_differ
 
 
 @pytest.mark.parametrize(
-    "name", ["default", "biases", "grouped", "narrow", "softmax1", "mla", "gta", "delta+conv", "linear"]
+    "name", some(["default", "biases", "grouped", "narrow", "softmax1", "mla", "gta", "delta+conv", "linear"], 3)
 )
 def test_a_text_is_written_without_the_parts_that_are_off_and_afterwards_with_all(name):
     settings = SETTINGS.get(name, {"attention": name})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import some
 
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, executors
@@ -15,6 +16,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text(encodin
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
+@pytest.mark.slow
 def test_the_table_of_the_page_is_the_commands():
     assert table() in PAGE, f"docs/hardware.md should have this table:\n{table()}"
     assert {*FORMS} <= {*CASES}
@@ -29,6 +31,7 @@ CARDS = {
 }
 
 
+@pytest.mark.slow
 def test_the_pages_table_of_other_cards_is_what_their_layers_choose(monkeypatch):
     rows = defaultdict(list)
     for case in CASES:
@@ -63,7 +66,7 @@ def test_each_line_names_a_place_what_runs_and_why_each_faster_one_does_not(caps
     assert all(line.endswith("a state") for line in lines[14:])
 
 
-@pytest.mark.parametrize("modifier", [*SETTINGS, *MODIFIERS])
+@pytest.mark.parametrize("modifier", some([*SETTINGS, *MODIFIERS], 5))
 def test_every_modifier_has_an_answer_everywhere(modifier, capsys):
     main([f"sdpa+{modifier}"])
     assert len(capsys.readouterr().out.splitlines()) == 14

@@ -94,6 +94,7 @@ for form in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_run_compiles_model_and_loss_before_its_first_step_and_nothing_else(tmp_path):
     both, loss = (lines(RUN, str(tmp_path), way, "", "sdpa")[-1].split() for way in ("on", "loss"))
     assert both[:2] == ["frames", "2"] and loss[:2] == ["frames", "1"] and both[2] == loss[2]

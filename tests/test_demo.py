@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from browser import AXE, Browser, browse, data_of, needs_axe, needs_browser
-from conftest import close, random_gpt, run_here, split_patterns, tokens_drawn
+from conftest import close, random_gpt, run_here, some, split_patterns, tokens_drawn
 
 import pages.demo
 from common.errors import SettingsError
@@ -75,7 +75,7 @@ def written(model: GPT, prompt: str, seed: int = 1, tokenizer=BYTE, **params) ->
 
 
 @needs_browser
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, 3))
 def test_the_page_writes_as_sample_py_does_and_its_logits_and_weights_are_the_models(name, tmp_path):
     model, page = random_gpt(vocab_size=270, **CONFIGS[name]), tmp_path / "demo.html"
     write_demo(page, model)
@@ -99,7 +99,7 @@ def test_the_page_writes_as_sample_py_does_and_its_logits_and_weights_are_the_mo
 
 
 @needs_browser
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, 3))
 def test_a_page_without_each_part_after_each_and_without_all_computes_as_torch(name, tmp_path):
     model, page = random_gpt(vocab_size=270, **CONFIGS[name]), tmp_path / "demo.html"
     write_demo(page, model)

@@ -126,6 +126,7 @@ assert not dist.is_initialized()
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_prepare_for_longer_than_a_collective_waits_meet_all_the_same(tmp_path):
     environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [

@@ -80,6 +80,7 @@ def own_attention() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:3]
 
 
+@pytest.mark.slow
 def test_the_attentions_of_the_page_keep_the_contract_in_a_file(tmp_path):
     (tmp_path / "my_attention.py").write_text("".join(own_attention()))
     registries = (registered.FORMS, registered.MODIFIERS, RAN)

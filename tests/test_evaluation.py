@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_gpt
+from conftest import random_gpt, some
 
 from common.errors import SettingsError
 from data.config import DataConfig, TaskConfig
@@ -108,7 +108,7 @@ def losses_of(monkeypatch, losses: dict[int, float]) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("patience", [1, 2, 3, 4, None])
+@pytest.mark.parametrize("patience", some([2, 1, 3, 4, None], 5))
 def test_a_run_ends_after_as_many_evaluations_without_a_better_loss_as_patience(
     train_config, monkeypatch, caplog, patience
 ):
@@ -271,6 +271,7 @@ def test_a_run_that_fails_in_its_evaluation_ends_as_one_that_does_not(train_conf
 
 
 @pytest.mark.parametrize(("vocab_size", "on_gpu"), [(257, False), (50_257, True)])
+@pytest.mark.slow
 def test_an_evaluation_needs_no_more_memory_than_a_step(vocab_size, on_gpu):
     config = TrainConfig(model=GPTConfig(n_layer=2, n_embd=64, block_size=64, vocab_size=vocab_size), batch_size=4)
     for micro in (1, 4):

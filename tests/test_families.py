@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import close
+from conftest import close, some
 
 from model.attention import AttentionContext, check_names, make_attention
 from model.cache import KVCache
@@ -233,7 +233,7 @@ def in_pieces(attention, x):
     return torch.cat(pieces, 1)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", some(FAMILIES, 3))
 @torch.no_grad()
 def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name, monkeypatch):
     string, settings, given = FAMILIES[name]

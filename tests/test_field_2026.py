@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import close, layer, random_gpt
+from conftest import close, layer, random_gpt, some
 
 from common.errors import SettingsError
 from model.attention import MODIFIERS, AttentionContext, make_attention
@@ -202,7 +202,7 @@ def test_a_value_embedding_joins_the_values_by_the_token_as_much_as_its_gate_say
 
 
 @pytest.mark.parametrize("check", ["value+grad", "future", "document", "cache"])
-@pytest.mark.parametrize("attention", MIXED)
+@pytest.mark.parametrize("attention", some(MIXED, 3))
 def test_mixtures_are_themselves_in_float64_blind_to_the_future_apart_in_documents_and_the_same_cached(
     attention, check
 ):

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import tiktoken
 import torch
-from conftest import close, random_gpt, tokens_drawn
+from conftest import close, random_gpt, some, tokens_drawn
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -96,7 +96,7 @@ def kept_exactly(probabilities, p):
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=12), st.data())
 def test_a_nucleus_is_that_of_exact_arithmetic_where_probabilities_are_binary_fractions(counts, data):
     """p is a sum of the likeliest, a tie that a rounding more would miss; Hugging Face keeps the same."""
@@ -210,7 +210,9 @@ OTHERS = [
 
 @pytest.mark.parametrize(
     "model_settings",
-    [dict(attention=name) for name in [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "delta+conv/sdpa+gate"]]
+    some(
+        (dict(attention=name) for name in [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "delta+conv/sdpa+gate"]), 3
+    )
     + OTHERS,
     ids=lambda one: one.get("attention") or "+".join(one),
 )

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import layer, random_gpt
+from conftest import layer, random_gpt, some
 from safetensors.torch import load_file
 from test_resume import before_step
 
@@ -448,7 +448,7 @@ COMMANDS: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", some(COMMANDS, 3))
 def test_functions_of_a_run_leave_everything_as_it_was(name, trained, tmp_path):
     before = state()
     said = io.StringIO()

@@ -65,6 +65,7 @@ def test_the_hash_is_of_all_that_a_run_imports_and_of_nothing_else(change, tmp_p
     assert (hash_of_code(copied) == PROJECT_HASH) == (change in NO_CHANGES)
 
 
+@pytest.mark.slow
 def test_every_module_of_ours_that_a_run_imports_counts(tmp_path):
     script = """import sys
 from cli.hydra_command import run_train_command
@@ -126,6 +127,7 @@ def test_a_table_tells_rows_of_other_code_apart(tmp_path):
     assert (tmp_path / "leaderboard.csv").read_text().splitlines()[0].count("project_hash") == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_that_goes_on_with_other_code_is_refused_unless_that_is_allowed(tmp_path, monkeypatch):
     asked = ["-m", "hydra.sweep.dir=here", *tiny(tmp_path, max_steps=1)]
     assert run_here("seed=1", *asked, cwd=tmp_path).returncode == 0
@@ -142,6 +144,7 @@ def test_a_sweep_that_goes_on_with_other_code_is_refused_unless_that_is_allowed(
     assert again.stdout.count("is finished already") == 2
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_with_a_changed_text_if_the_sweep_allows_it(tmp_path):
     asked = ["-m", "hydra.sweep.dir=here", "seed=1,2", *tiny(tmp_path, max_steps=1)]
     assert run_here(*asked, cwd=tmp_path).returncode == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_gpt
+from conftest import random_gpt, some
 
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS
@@ -34,7 +34,7 @@ def saved(model):
 WAYS = {"pickle": lambda model: pickle.loads(pickle.dumps(model)), "copy": copy.deepcopy, "save": saved}
 
 
-@pytest.mark.parametrize("attention", EVERY)
+@pytest.mark.parametrize("attention", some(EVERY, 4))
 @torch.no_grad()
 def test_a_model_of_every_form_and_modifier_comes_back_as_it_was(attention):
     model = random_gpt(attention=attention, attention_window=3 if "window" in attention else None)

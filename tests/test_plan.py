@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import PRESETS, preset_settings, run_here
+from conftest import PRESETS, preset_settings, run_here, some
 from test_resume import ROOT, before_step
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
@@ -125,7 +125,8 @@ def recorded_peak(config: TrainConfig) -> int:
 
 
 @pytest.mark.parametrize(
-    "attention", ["sdpa", "sdpa+window", "sigmoid", "sparsemax", "stick", "softcap+forget+sink", "moba", "index"]
+    "attention",
+    some(["softcap+forget+sink", "sdpa", "sdpa+window", "sigmoid", "sparsemax", "stick", "moba", "index"], 4),
 )
 def test_the_memory_inside_of_chunks_is_predicted_as_torchs_allocator_records_it(attention):
     window = {"attention_window": 64} if "window" in attention else {}
@@ -386,6 +387,7 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
     assert float(bits[3]) == pytest.approx(steps * 8 * 16 / (0.96 * 4000 * 581), abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_text_that_is_read_more_than_four_times_gets_dropout(train_config, monkeypatch):
     models = []
     for count, typed, given in ((400, 0.0, 0.2), (400, 0.1, 0.0), (4000, 0.0, 0.0)):

@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from conftest import close, random_gpt
+from conftest import close, random_gpt, some
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.overrides import TorchFunctionMode
@@ -180,7 +180,7 @@ def logits(model, decoder_class, attach=lambda model: None, late=False):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "between two tokens"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", some(WAYS, 2))
 @pytest.mark.parametrize("trains", [False, True], ids=["eval", "train"])
 def test_code_that_is_attached_to_a_model_acts_while_one_text_is_written(way, late, trains):
     model = random_gpt(dropout=0.5 if trains else 0.0).train(trains)

@@ -12,7 +12,7 @@ from pathlib import Path, PureWindowsPath
 from unittest import mock
 
 import pytest
-from conftest import settings_of
+from conftest import settings_of, some
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
@@ -71,7 +71,18 @@ def mistake(*typed: str) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["optimizer.embedding_lr", "model.n_kv_head", "max_minutes", "init_from", "resume", "data.subset", "wandb.group"],
+    some(
+        [
+            "optimizer.embedding_lr",
+            "model.n_kv_head",
+            "max_minutes",
+            "init_from",
+            "resume",
+            "data.subset",
+            "wandb.group",
+        ],
+        4,
+    ),
 )
 def test_none_as_a_sweep_by_wandb_types_it_is_null(name):
     assert composed(f"{name}=None") == composed(f"{name}=null")
@@ -126,7 +137,7 @@ def test_a_short_name_selects_the_attention_spaces_and_all():
         assert (config.model.attention, config.attention) == ("sdpa+gate/delta", None)
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", some(TEXTS, 3))
 def test_a_text_is_what_was_typed(text):
     assert from_arguments(SampleConfig, [f"prompt={text}"]).prompt == text
     assert composed(f"sample_prompt={text}", f"data.path=x{text}").sample_prompt == text
@@ -316,7 +327,7 @@ def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_h
     assert served == {*ALIASES}
 
 
-@pytest.mark.parametrize("typed", TYPED)
+@pytest.mark.parametrize("typed", some(TYPED, 3))
 def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
     sentence = mistake(*typed.split())
     assert TYPED[typed] in sentence and len(sentence.splitlines()) == 1

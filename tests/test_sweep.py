@@ -23,6 +23,7 @@ from types import SimpleNamespace
 
 import pytest
 from browser import data_of
+from conftest import some
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
@@ -632,7 +633,7 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "seeds"), SAME, ids=str)
+@pytest.mark.parametrize(("asked", "seeds"), some(SAME, 3), ids=str)
 def test_jobs_with_equal_settings_run_once(asked, seeds, tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"seed {config.seed}")
     told = run_here("-m", *asked, "dry_run=true", cwd=tmp_path)
