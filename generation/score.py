@@ -22,7 +22,6 @@ from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
 from generation.config import AS_TRAINED, TextConfig
 from model.gpt import GPT
-from model.loss import nats_of_each
 from runs.checkpoint import TOKENIZER, Checkpoint, code_wanted, readable
 from runs.metrics import Evaluation
 
@@ -124,8 +123,7 @@ def token_nats(
     doc_starts = None if batch.doc_starts is None else torch.from_numpy(batch.doc_starts).to(device)
     with params.autocast:
         x = model.hidden(inputs, doc_starts=doc_starts)[:, -scored:]  # (B, scored, C)
-        x = model.final_norm(x)
-        nats, _ = nats_of_each(x, model.lm_head.weight, targets[:, -scored:], model.config.logit_softcap)
+        nats, _ = model.nats_of(x, targets[:, -scored:])
     return nats.cpu().numpy()
 
 

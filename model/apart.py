@@ -247,7 +247,12 @@ def contributions(
     takes the credit for it. Compare with without().
 
     targets: a token id for each position, (B, T).
+
+    Raises SettingsError if lm_head is no matrix alone, whose logits would not be such sums.
     """
+    if not model.has_plain_head:
+        problem = "lm_head has a bias, a hook or an adapter, or is another module, to which no part adds"
+        raise SettingsError(problem, "remove it, or merge it into lm_head.weight, for contributions()")
     vectors = {part: upcast(vector) for part, vector in writes(model, tokens, doc_starts).items()}
     norm: Any = model.final_norm
     if isinstance(norm, LayerNorm):

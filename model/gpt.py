@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import AttentionContext, check_names, make_attention
 from model.cache import DocStarts, KVCache, Tokens
 from model.config import GPTConfig
-from model.layers import LayerNorm, Linear, RMSNorm
-from model.loss import chunk_loss_and_gradient, fused_cross_entropy, nats_of_each
+from model.layers import LayerNorm, Linear, RMSNorm, is_own, upcast
+from model.loss import chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits, scored_places
 from model.ngrams import NGrams
 
 Stream = Float[Tensor, "B T C"]
@@ -86,22 +86,28 @@ class GPT(nn.Module):
     ) -> Float[Tensor, ""]:
         """Return the loss -Σ log p(target) in nats: F.cross_entropy of the logits, summed.
 
-        It is computed by chunks of tokens (model/loss.py), so that no tensor holds all the logits. In training mode its
-        gradient is also that of the auxiliary loss which layers may add.
+        It is computed by chunks of tokens (model/loss.py), so that no tensor holds all the logits; if lm_head is no
+        matrix alone, of its logits. In training mode its gradient is also that of the auxiliary loss which layers may
+        add.
 
         targets: the tokens that follow; those of -1 (ours) and -100 (torch's) do not count.
         forward() explains the other arguments.
         """
         ctx = AttentionContext.with_loss(tokens.device) if self.training else AttentionContext()
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
-        nats = fused_cross_entropy(
-            self.final_norm(x),
-            self.lm_head.weight,
-            targets,
-            self.config.logit_softcap,
-            self.runtime.loss_and_gradient,
-            self.runtime.largest_chunk,
-        )
+        if self.has_plain_head:
+            nats = fused_cross_entropy(
+                self.final_norm(x),
+                self.lm_head.weight,
+                targets,
+                self.config.logit_softcap,
+                self.runtime.loss_and_gradient,
+                self.runtime.largest_chunk,
+            )
+        else:
+            logits = upcast(self.logits(x)).flatten(0, -2)
+            wanted = targets.long().masked_fill(~scored_places(targets), -100).flatten()
+            nats = F.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
         return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())  # its gradient, not its value
 
     def nats(
@@ -116,14 +122,32 @@ class GPT(nn.Module):
 
         Without a gradient. loss() explains the arguments.
         """
-        x = self.final_norm(self.hidden(tokens, doc_starts=doc_starts, cache=cache))
+        return self.nats_of(self.hidden(tokens, doc_starts=doc_starts, cache=cache), targets)
+
+    @torch.no_grad()
+    def nats_of(
+        self,
+        x: Float[Tensor, "*lead C"],
+        targets: Int[Tensor, "*lead"],
+    ) -> tuple[Float[Tensor, "*lead"], Bool[Tensor, "*lead"]]:
+        """Return what nats() does, of the residual stream x."""
+        if not self.has_plain_head:
+            return nats_of_logits(self.logits(x), targets)
         return nats_of_each(
-            x,
+            self.final_norm(x),
             self.lm_head.weight,
             targets,
             self.config.logit_softcap,
             self.runtime.largest_chunk,
         )
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether lm_head is a matrix alone, so that its weight says all of it.
+
+        A bias, a hook, an adapter such as LoRA's or another module is part of the logits too: it has to be called.
+        """
+        return is_own(self.lm_head, Linear) and self.lm_head.bias is None
 
     def hidden(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from model.cpu import FusedRMSNorm, Rows, decodes, multiply, normalize, trains_norm
+
+Own = TypeVar("Own", bound=nn.Module)
 
 
 class Linear(nn.Linear):
@@ -87,6 +89,23 @@ def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
     """Return x.cumsum(dim), by the CPU in deterministic runs: CUDA's is not deterministic."""
     return x.cpu().cumsum(dim).to(x.device) if torch.are_deterministic_algorithms_enabled() else x.cumsum(dim)
+
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
+"""By which torch calls a module: those of an instance or a class may be replaced."""
+
+
+def is_own(module: nn.Module, cls: type[Own]) -> TypeGuard[Own]:
+    """Return whether a module is of a class, without hooks and replaced methods."""
+    has_hooks = any(getattr(module, hooks) for hooks in HOOKS)
+    is_patched = any(name in CALL or callable(getattr(cls, name, None)) for name in vars(module))
+    return type(module) is cls and not has_hooks and not is_patched
 
 
 LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()

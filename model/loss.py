@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from model.layers import autocast_dtype
+from model.layers import autocast_dtype, upcast
 
 HeadWeight = Float[Tensor, "V C"]
 IGNORE_INDEX = -1
@@ -84,6 +84,17 @@ def nats_of_each(
         likeliest = torch.softmax(logits, -1, out=logits).amax(-1)  # in place
         nats.append((above - likeliest.log()).where(scored, 0.0))
     return torch.cat(nats).view(targets.shape), torch.cat(hits).view(targets.shape)
+
+
+def nats_of_logits(
+    logits: Float[Tensor, "*lead V"],
+    targets: Int[Tensor, "*lead"],
+) -> tuple[Float[Tensor, "*lead"], Bool[Tensor, "*lead"]]:
+    """Return what nats_of_each() does, of logits that are there already."""
+    scored = scored_places(targets)
+    ids = targets.long().masked_fill(~scored, 0)
+    log_p = upcast(logits).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    return -log_p.where(scored, 0.0), logits.argmax(-1) == targets
 
 
 def scored_places(targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:

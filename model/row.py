@@ -11,7 +11,7 @@ adapter, a parametrisation or another forward(). The default model writes 1.5 ti
 from collections.abc import Callable
 from itertools import chain
 from operator import call, itemgetter
-from typing import Any, TypeGuard, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,23 +23,13 @@ from model.attention.layer import MultiHeadAttention
 from model.attention.weighting import PLAIN
 from model.cpu import decodes, multiply, normalize
 from model.gpt import GPT, MLP, Block, SwiGLU
-from model.layers import Linear, RMSNorm, eval_twin, lock_of
+from model.layers import CALL, HOOKS, Linear, RMSNorm, eval_twin, is_own, lock_of
 
-Own = TypeVar("Own", bound=nn.Module)
 Token = Float[Tensor, "1 1 C"]
 Step = Callable[[Token], Token]
 AttentionStep = Callable[[Token, AttentionContext], Token]
 FIELDS = {"window", "scale"}
 """The fields of a call that an attention step serves: the cache is cut to the window."""
-HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
-"""By which torch calls a module: those of an instance or a class may be replaced."""
-
 OF_TORCH = vars(nn.Module()).keys()
 
 
@@ -117,13 +107,6 @@ class DecodedModel:
         if self.blocks is None or is_watched() or not decodes(self.called.token_embedding.weight.data):
             return None
         return self.blocks
-
-
-def is_own(module: nn.Module, cls: type[Own]) -> TypeGuard[Own]:
-    """Return whether a module is of a class, without hooks and replaced methods."""
-    has_hooks = any(getattr(module, hooks) for hooks in HOOKS)
-    is_patched = any(name in CALL or callable(getattr(cls, name, None)) for name in vars(module))
-    return type(module) is cls and not has_hooks and not is_patched
 
 
 def is_known(cls: type) -> bool:

@@ -414,3 +414,50 @@ def test_a_chunk_in_fp16_on_a_gpu_is_no_longer_than_its_sums_allow():
     of = lambda dtype, N: chunk_length(torch.empty(N, 4, dtype=dtype, device="meta"), 257, None)  # noqa: E731
     assert of(torch.bfloat16, 262_144) == 262_144 and of(torch.float16, 262_144) == 16_384
     assert of(torch.float16, 20_000) == 10_000 and 16_384 * 1258 / 2048 < 65_504 / 4
+
+
+class Adapted(nn.Module):
+    """LoRA around a linear layer, whose `weight` is the frozen one, as in peft."""
+
+    def __init__(self, base, V):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down, self.up = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, V, bias=False)
+
+    @property
+    def weight(self):
+        return self.base.weight
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+HEADS = {
+    "bias": lambda gpt: setattr(gpt, "lm_head", nn.Linear(gpt.config.n_embd, 61)),
+    "hook": lambda gpt: gpt.lm_head.register_forward_hook(lambda head, given, logits: 2 * logits),
+    "pre-hook": lambda gpt: gpt.lm_head.register_forward_pre_hook(lambda head, given: (given[0] + 1,)),
+    "forward": lambda gpt: setattr(gpt.lm_head, "forward", lambda x: F.linear(x, -gpt.lm_head.weight)),
+    "adapter": lambda gpt: setattr(gpt, "lm_head", Adapted(gpt.lm_head, 61)),
+    "parametrization": lambda gpt: nn.utils.parametrizations.weight_norm(gpt.lm_head),
+    "pruning": lambda gpt: nn.utils.prune.l1_unstructured(gpt.lm_head, "weight", 0.5),
+    "layers": lambda gpt: setattr(gpt, "lm_head", nn.Sequential(nn.Linear(gpt.config.n_embd, 8), nn.Linear(8, 61))),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_loss_is_that_of_the_logits_whatever_the_head_is(head):
+    """Value, gradient and the nats of each token; those that do not count are of either number."""
+    gpt, (tokens, targets) = random_gpt(logit_softcap=5.0), torch.randint(61, (2, 2, 6)).unbind()
+    HEADS[head](gpt)
+    targets[0, 1], targets[1, 2:4] = -1, -100
+    counts = targets >= 0
+    wanted = F.cross_entropy(gpt(tokens)[counts].double(), targets[counts], reduction="sum")
+    weights = [weight for weight in gpt.parameters() if weight.requires_grad]
+    slopes = torch.autograd.grad(wanted, weights)
+    loss = gpt.loss(tokens, targets)
+    close(loss, wanted.float())
+    for ours, theirs in zip(torch.autograd.grad(loss, weights), slopes, strict=True):
+        close(ours, theirs)
+    nats, hits = gpt.nats(tokens, targets)
+    close(nats.sum(), wanted.float())
+    assert nats[~counts].eq(0).all() and torch.equal(hits, gpt(tokens).argmax(-1) == targets)
