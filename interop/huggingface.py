@@ -29,7 +29,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.layers import Linear
 from model.size import count_weights, without_weights
-from model.weights import load_weights, plain_weights, save_file
+from model.weights import check_weights, load_weights, plain_weights, save_file
 
 
 class Target(NamedTuple):
@@ -181,10 +181,11 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
     # Compare the settings that depend on the layers and heads.
     layers = [config.at(layer) for layer in range(config.n_layer)]
     foreign = {layer.form for layer in layers} - {*SOFTMAX, "single_head", "stacked"}
+    windows = {each.window for each in model.attentions if each.window is not None}
     heads = {(each.n_head, each.kv_heads, each.head_dim) for each in model.attentions}
     lacks = {
         "attention": foreign or len(heads) > 1 or any({*layer.modifiers} - {"window"} for layer in layers),
-        "attention_window": model_type != "qwen3" and any(layer.attention_window for layer in layers),
+        "attention_window": len(windows) > (model_type == "qwen3"),
         "n_kv_head": model_type == "gpt2" and attention.kv_heads != attention.n_head,
         "head_size": model_type == "gpt2" and attention.n_head * attention.head_dim != config.n_embd,
         "n_head": model_type == "llama" and config.n_embd % attention.n_head,  # transformers divides them
@@ -201,8 +202,11 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
 def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:
     """Write a folder for AutoModelForCausalLM, and return the name of the model's class.
 
-    end_of_text: the id that separates documents. Raises HuggingFaceError if no class computes the same.
+    end_of_text: the id that separates documents. Raises HuggingFaceError if no class computes the same, and
+    SettingsError if the model is no longer that of its settings.
     """
+    check_weights(model)
+
     # Choose the class with the fewest obstacles; it must have none.
     obstacles = {model_type: _obstacles(model, model_type) for model_type in TARGETS}
     model_type = min(obstacles, key=lambda model_type: len(obstacles[model_type]))
@@ -490,7 +494,8 @@ def _their_config(model: GPT, model_type: str) -> dict[str, Any]:
     # Windows and RoPE, which only Llama and Qwen3 have.
     types = [SLIDING if each.window is not None else "full_attention" for each in model.attentions]
     if SLIDING in types:
-        theirs |= {"use_sliding_window": True, "sliding_window": config.attention_window, "layer_types": types}
+        window = max(each.window or 0 for each in model.attentions)  # they all have this one
+        theirs |= {"use_sliding_window": True, "sliding_window": window, "layer_types": types}
     rope = attention.rope
     assert rope is not None, "_obstacles() refuses other positions"
     theirs |= {"rope_theta": rope.theta, "rope_scaling": None}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention import AttentionContext, check_names, make_attention
+from model.attention.layer import MultiHeadAttention
 from model.cache import DocStarts, KVCache, Tokens
 from model.config import GPTConfig
 from model.layers import LayerNorm, Linear, RMSNorm, is_own, upcast
@@ -46,7 +47,6 @@ class GPT(nn.Module):
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
-        self.attentions = [block.attention for block in blocks]
         self.ropes = {attention.rope for attention in self.attentions if attention.rope is not None}
         # Modifiers (small changes to a layer) may need other layers: check that once all exist.
         for attention in self.attentions:
@@ -54,6 +54,8 @@ class GPT(nn.Module):
                 modifier.check_stack(self.attentions, config.attention)
         self.runtime = Runtime()
         self.initialize()
+        if config.tie_embeddings:
+            self.register_load_state_dict_post_hook(tie_again)
 
     def forward(
         self,
@@ -209,12 +211,26 @@ class GPT(nn.Module):
         return self.position_embedding(ctx.places().clamp(min=0))  # padding, on the left of a document, is before 0
 
     @property
+    def attentions(self) -> list[MultiHeadAttention]:
+        """The attention of each block that the model has now.
+
+        A person may drop, copy, wrap or replace blocks.
+        """
+        found = []
+        for block in self.blocks:
+            parts = [part for part in block.modules() if isinstance(part, MultiHeadAttention)]
+            found += parts[:1]
+        return found
+
+    @property
     def longest_context(self) -> int | None:
         """The maximum length of the context: block_size, or None if there is no limit.
 
         There is none if every layer keeps a state of fixed size and positions are not learned.
         """
-        has_kv_cache = any(attention.has_kv_cache for attention in self.attentions)
+        # The first layer with a KV cache answers: decoding asks before each token.
+        parts = self.blocks.modules()
+        has_kv_cache = any(part.has_kv_cache for part in parts if isinstance(part, MultiHeadAttention))
         return self.config.block_size if has_kv_cache or self.config.position == "learned" else None
 
     @torch.no_grad()
@@ -253,6 +269,18 @@ class GPT(nn.Module):
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
+
+
+def tie_again(model: GPT, keys: Any) -> None:
+    """Tie lm_head to the embedding after weights were loaded.
+
+    load_state_dict(assign=True) makes two equal weights of one, of which a step would move each by itself.
+    """
+    embedding = model.token_embedding.weight
+    if type(model.lm_head) is not Linear or model.lm_head.weight is embedding:
+        return
+    if embedding.is_meta or torch.equal(model.lm_head.weight, embedding):
+        model.lm_head.weight = embedding
 
 
 @dataclass

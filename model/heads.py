@@ -67,7 +67,8 @@ def for_each_layer(
         results.append(function(weights))
 
     # A hook before each layer's forward() gets the arguments of that layer, after the hooks of others.
-    hooks = [attention.register_forward_pre_hook(visit, with_kwargs=True) for attention in model.attentions]
+    layers = dict.fromkeys(model.attentions)  # a block may stand in several places
+    hooks = [attention.register_forward_pre_hook(visit, with_kwargs=True) for attention in layers]
     try:
         with eval_mode(model):
             model.hidden(tokens, doc_starts=doc_starts, ctx=ctx)

@@ -35,7 +35,7 @@ from data.tokenizer import read_tokenizer, save_tokenizer
 from model.attention import check_names
 from model.config import GPTConfig
 from model.gpt import GPT
-from model.weights import load_weights, plain_weights, save_file
+from model.weights import check_weights, load_weights, plain_weights, save_file
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
@@ -143,7 +143,11 @@ class Checkpoint:
 
 
 def save_checkpoint(directory: Path, *, model: GPT, tokenizer: Encoding | None, config: Any, **meta: Any) -> None:
-    """Write a checkpoint without optimizers; `config` is a dataclass with a field `model`."""
+    """Write a checkpoint without optimizers; `config` is a dataclass with a field `model`.
+
+    Raises SettingsError if the model is no longer that of its settings.
+    """
+    check_weights(model)
     write_checkpoint(directory, plain_weights(model), {}, Meta(asdict(config), **meta), tokenizer)
 
 

@@ -1,0 +1,136 @@
+"""Models that a person has changed: layers dropped, copied or replaced, weights pruned, resized, untied or compiled."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import close, random_gpt
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from common.errors import SettingsError
+from interop.huggingface import from_huggingface, to_huggingface
+from model.attention import AttentionContext, make_attention
+from model.gpt import GPT
+from model.heads import for_each_layer
+from model.weights import check_weights, plain_weights
+
+
+def keep(model, *blocks):
+    model.blocks = nn.ModuleList([copy.deepcopy(model.blocks[number]) for number in blocks])
+
+
+def resize(model):
+    model.token_embedding = nn.Embedding(70, model.config.n_embd)
+    model.lm_head = nn.Linear(model.config.n_embd, 70, bias=False)
+
+
+def set_bias(model):
+    model.lm_head = nn.Linear(model.config.n_embd, model.config.vocab_size)
+
+
+CHANGES = {
+    "fewer blocks": (
+        lambda model: keep(model, 0),
+        "has 1 blocks, where its settings say n_layer=2: set model.config.n_",
+    ),
+    "more blocks": (lambda model: keep(model, 0, 1, 1), "has 3 blocks, where its settings say n_layer=2"),
+    "larger embedding": (
+        resize,
+        r"lm_head.weight is \(70, 32\), where its settings ask for \(61, 32\): set model.conf",
+    ),
+    "a bias": (set_bias, "has lm_head.bias, which its settings do not ask for"),
+    "a pruning mask": (
+        lambda model: prune.l1_unstructured(model.blocks[0].attention.qkv_proj, "weight", 0.5),
+        "has no blocks.0.attention.qkv_proj.weight, which its settings ask for: .*remove what was attached",
+    ),
+    "a parametrization": (
+        lambda model: parametrizations.weight_norm(model.blocks[1].mlp.down_proj),
+        "has blocks.1.mlp.down_proj.parametrizations.weight.original0, which its settings do not ask for",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_its_settings_do_not_describe_is_not_written(change, tmp_path):
+    model = random_gpt()
+    CHANGES[change][0](model)
+    with pytest.raises(SettingsError, match=CHANGES[change][1]):
+        to_huggingface(model, tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_what_the_remedies_say_makes_the_model_one_that_can_be_written(tmp_path):
+    """Its logits come back."""
+    tokens = torch.randint(61, (2, 6))
+    model = random_gpt(n_layer=3)
+    keep(model, 0, 2)
+    model.config.n_layer = 2
+    prune.l1_unstructured(model.blocks[0].attention.qkv_proj, "weight", 0.5)
+    prune.remove(model.blocks[0].attention.qkv_proj, "weight")
+    to_huggingface(model, tmp_path / "theirs")
+    close(from_huggingface(str(tmp_path / "theirs"))(tokens), model(tokens))
+
+
+def test_a_compiled_model_is_written_as_the_model_that_it_is(tmp_path):
+    model, tokens = random_gpt(), torch.randint(61, (2, 6))
+    compiled = torch.compile(model, backend="eager")
+    assert plain_weights(compiled).keys() == plain_weights(model).keys()
+    to_huggingface(compiled, tmp_path / "theirs")
+    close(from_huggingface(str(tmp_path / "theirs"))(tokens), model(tokens))
+
+
+def test_windows_are_written_as_the_layers_have_them(tmp_path):
+    """Set by hand, in the layers alone; two widths have no setting there."""
+    model, tokens = random_gpt(), torch.randint(61, (2, 12))
+    model.attentions[1].window = 3
+    whole = model(tokens)
+    to_huggingface(model, tmp_path / "theirs")
+    close(from_huggingface(str(tmp_path / "theirs"))(tokens), whole)
+    model.attentions[0].window = 4
+    with pytest.raises(SettingsError, match="attention_window"):
+        to_huggingface(model, tmp_path / "others")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_tied_head_stays_tied_when_weights_are_assigned(inside):
+    """Also in a module of somebody else's; one step moves both."""
+    source = random_gpt(tie_embeddings=True)
+    with torch.device("meta"):
+        model = GPT(source.config)
+    whole, weights = model, source.state_dict()
+    if inside:
+        whole, weights = nn.ModuleDict({"gpt": model}), {f"gpt.{name}": weight for name, weight in weights.items()}
+    whole.load_state_dict({name: weight.clone() for name, weight in weights.items()}, assign=True)
+    assert model.lm_head.weight is model.token_embedding.weight
+    assert len([*model.parameters()]) == len([*source.parameters()])
+    check_weights(model)
+    tokens = torch.randint(61, (2, 6))
+    close(model(tokens), source(tokens))
+
+
+def test_a_head_that_was_untied_by_hand_is_not_dropped(tmp_path):
+    model = random_gpt(tie_embeddings=True)
+    model.lm_head.weight = nn.Parameter(torch.randn(61, 32))
+    tokens = torch.randint(61, (2, 6))
+    with pytest.raises(SettingsError, match="tie_embeddings=true: set model.config.tie_embeddings = False"):
+        to_huggingface(model, tmp_path / "theirs")
+    model.config.tie_embeddings = False
+    to_huggingface(model, tmp_path / "theirs")
+    close(from_huggingface(str(tmp_path / "theirs"))(tokens), model(tokens))
+
+
+def test_weights_are_read_of_the_layers_that_a_model_has_now():
+    """Dropped, replaced and repeated layers; each by its own formula: a softmax of q k, row by row."""
+    model, tokens = random_gpt(n_layer=3, position="none", qk_norm=False), torch.randint(61, (2, 6))
+    model.blocks[1].attention = make_attention(model.config, 1)
+    nn.init.normal_(model.blocks[1].attention.qkv_proj.weight)
+    model.blocks = nn.ModuleList([model.blocks[1], model.blocks[2], model.blocks[1]])
+    found = for_each_layer(model, tokens, lambda weights: weights)
+    x = model.token_embedding(tokens)
+    for block, weights in zip(model.blocks, found, strict=True):
+        q, k, _ = block.attention.project(block.attention_norm(x))
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(torch.ones(6, 6).triu(1) > 0, -torch.inf)
+        close(weights, F.softmax(scores, -1))
+        x = block(x, AttentionContext())
