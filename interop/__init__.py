@@ -6,6 +6,9 @@ from pathlib import Path
 
 from common.errors import HuggingFaceError, cause, damage_named
 
+WRITTEN = "that transformers' save_pretrained() wrote, with config.json and model.safetensors"
+"""What a folder to import is."""
+
 
 def importing(where: object) -> AbstractContextManager[None]:
     """Turn any error that a damaged file raises within into a HuggingFaceError."""
@@ -20,9 +23,17 @@ def find_folder(where: str) -> Path:
         folder = Path(where).expanduser()
         if folder.is_dir():
             return folder
+        if folder.is_file():
+            problem = f"{where} is a file"
+            remedy = (
+                "give the folder that transformers' save_pretrained() wrote, with config.json and model.safetensors"
+            )
+            raise HuggingFaceError(problem, remedy)
         from huggingface_hub import snapshot_download  # optional
 
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
+    except HuggingFaceError:
+        raise
     except Exception as error:  # of the network, the hub or the disk
         fault = f"is not a local folder and could not be downloaded ({cause(error)})"
         remedy = "check the name and the network, try pip install huggingface_hub, or give a folder"

@@ -22,7 +22,7 @@ from torch import Tensor
 from common.errors import HuggingFaceError
 from common.files import read_foreign, regular
 from common.settings import build
-from interop import find_folder, importing
+from interop import WRITTEN, find_folder, importing
 from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
@@ -161,6 +161,13 @@ ROPE_TYPES = {"linear": {}, "yarn": {}, "llama3": {"low_freq_factor": 1.0, "high
 ROPE_DEFAULTS = {"beta_fast": 32, "beta_slow": 1, "truncate": True, "partial_rotary_factor": 1.0}
 YARN_LENGTHS = ("attention_factor", "mscale", "mscale_all_dim")
 ANOTHER = "choose another model"
+PLAIN = "choose its version with plain float32, bfloat16 or float16 weights, adapters merged"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+LAYERS = ("h", "layers")  # what the layers are called there
+# Weights that change no logit: constants that older versions saved, and attention to an encoder, which a GPT has not.
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+UNUSED = (".crossattention.", ".ln_cross_attn.")
+OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
 # Settings that may be missing from their config.json.
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")
 # Settings that _obstacles() compares separately, or that change no logit.
@@ -265,7 +272,9 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
     with importing(where):
         # Map the files into memory.
         weights: dict[str, Tensor] = {}
-        for file in _files(folder):
+        files = _files(folder)
+        _check_files(folder, files)
+        for file in files:
             weights |= load_file(regular(file))
         if not config.tie_embeddings and HEAD not in weights:
             fault = f"has no {HEAD}, which tie_word_embeddings=false in its config.json asks for"
@@ -281,26 +290,63 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
         # Check their parts of each of our weights.
         model = without_weights(config)
         ours = dict[str, list[Tensor]]()
+        used = {_stored(HEAD, weights)} if config.tie_embeddings else set[str]()
         for name, tensor in plain_weights(model).items():
             for theirs, rows in _parts(name, model).items():
                 stored = _stored(theirs, weights)
                 if stored not in weights:
                     fault = f"has no {theirs}, which its config.json asks for"
                     raise HuggingFaceError(fault, ANOTHER, value=where)
+                used.add(stored)
+                if weights[stored].dtype not in DTYPES:
+                    dtype = str(weights[stored].dtype).removeprefix("torch.")
+                    raise HuggingFaceError(f"has {stored} quantised, as {dtype}", f"{PLAIN}, or {ANOTHER}", value=where)
                 part = _change_layout(theirs, weights[stored], model, back=True)
                 if part.shape != (rows, *tensor.shape[1:]):
                     raise ValueError(f"{theirs} does not have the size that config.json says")
                 if not part.isfinite().all():
                     raise ValueError(f"its {theirs} is not finite")
                 ours.setdefault(name, []).append(part)
+        _check_left_over(weights, used, where)
     return config, lambda name: torch.cat([part.float() for part in ours[name]])
 
 
 def _files(folder: Path) -> list[Path]:
     """Return the files of a model's weights; a large one has several."""
+    # As in transformers, one file goes before an index, which may be left from an earlier save of several.
     index = folder / "model.safetensors.index.json"
-    names = json.loads(read_foreign(index))["weight_map"].values() if index.exists() else ["model.safetensors"]
-    return [folder / name for name in sorted(set(names))]
+    whole = folder / "model.safetensors"
+    if whole.exists() or not index.exists():
+        return [whole]
+    return [folder / name for name in sorted(set(json.loads(read_foreign(index))["weight_map"].values()))]
+
+
+def _check_files(folder: Path, files: list[Path]) -> None:
+    """Raise HuggingFaceError if a folder has its weights in another format or file."""
+    missing = [file.name for file in files if not file.exists()]
+    others = sorted(file.name for ending in OTHER_WEIGHTS for file in folder.glob(f"*{ending}") if file not in files)
+    if missing and len(files) == 1 and others:
+        remedy = "save the model again by transformers' save_pretrained()"
+        if others[0].endswith(".safetensors"):
+            remedy = f"rename the file that you want to {missing[0]}"
+        raise HuggingFaceError(f"{folder} has {', '.join(others)}, but no {missing[0]}", remedy)
+
+
+def _check_left_over(weights: dict[str, Tensor], used: set[str], where: str) -> None:
+    """Raise HuggingFaceError if a layer has other weights too: they are part of its logits.
+
+    A quantised weight has scales beside it, and a bias may be there against config.json. Weights outside of the layers
+    and of the modules that were read, such as a classifier, change no logit.
+    """
+    parts = {name.rpartition(".")[0] for name in used}
+    for name in sorted(weights.keys() - used):
+        part = name.rpartition(".")[0]
+        is_read = part in parts or f"{part.rpartition('.')[0]}.weight" in used  # beside a weight, or a part of it
+        in_layer = any(f".{layers}." in f".{name}" for layers in LAYERS)
+        if (is_read or in_layer) and not name.endswith(BUFFERS) and not any(word in name for word in UNUSED):
+            raise HuggingFaceError(
+                f"{where} has {name}, for which its config.json has no place", f"{PLAIN}, or {ANOTHER}"
+            )
 
 
 def _stored(theirs: str, names: Container[str]) -> str:
@@ -337,8 +383,14 @@ def read_config(where: str) -> GPTConfig:
             remedy = "merge it into its model, with peft's merge_and_unload() and save_pretrained()"
             raise HuggingFaceError("is an adapter, such as LoRA's, not a model", remedy, value=where)
 
+        if not file.exists():
+            raise HuggingFaceError("has no config.json", f"give the folder {WRITTEN}", value=where)
+
         # Find its class.
         settings = json.loads(read_foreign(file))
+        if settings.get("quantization_config"):
+            method = settings["quantization_config"].get("quant_method", "quantization_config")
+            raise HuggingFaceError(f"is quantised ({method})", f"{PLAIN}, or {ANOTHER}", value=where)
         model_type = settings["model_type"]
         if model_type not in TARGETS:
             raise HuggingFaceError(f"is a {model_type}", "choose a gpt2, llama or qwen3 model", value=where)

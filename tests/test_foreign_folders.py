@@ -1,0 +1,124 @@
+"""Folders of other people: weights that their settings do not name, quantised ones, files of other formats."""
+
+import json
+
+import pytest
+import torch
+from conftest import close, random_gpt
+from safetensors.torch import load_file, save_file
+
+from common.errors import HuggingFaceError
+from interop.huggingface import from_huggingface, to_huggingface
+
+LLAMA = {"qk_norm": False, "norm_eps": 1e-5}
+GPT2 = {
+    "position": "learned",
+    "norm": "layernorm",
+    "mlp": "gelu_tanh",
+    "bias": True,
+    "qkv_bias": True,
+    "qk_norm": False,
+}
+Q = "model.layers.1.self_attn.q_proj"
+
+
+def folder_of(folder, settings=LLAMA, **changes):
+    """A folder with these weights added or replaced; returns the model too."""
+    model = random_gpt(**settings)
+    to_huggingface(model, folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    for name, change in changes.items():
+        weights[name] = change(weights)
+    save_file(weights, file, {"format": "pt"})
+    return model
+
+
+def as_int8(weights):
+    weight = weights[f"{Q}.weight"]
+    return (weight / weight.abs().amax(1, keepdim=True) * 127).round().to(torch.int8)
+
+
+def ones(*shape):
+    return lambda weights: torch.ones(shape)
+
+
+PLAIN = "choose its version with plain float32"
+FOREIGN = {
+    "int8": ({f"{Q}.weight": as_int8}, f"has {Q}.weight quantised, as int8: {PLAIN}"),
+    "float8": (
+        {f"{Q}.weight": lambda weights: weights[f"{Q}.weight"].to(torch.float8_e4m3fn)},
+        f"has {Q}.weight quantised, as float8_e4m3fn",
+    ),
+    "a scale": ({f"{Q}.weight_scale_inv": ones(1, 1)}, f"has {Q}.weight_scale_inv, for which its config.json has no"),
+    "a bias": ({f"{Q}.bias": ones(32)}, f"has {Q}.bias, for which its config.json has no place: {PLAIN}"),
+    "a bias of the head": ({"lm_head.bias": ones(61)}, "has lm_head.bias"),
+    "a norm more": ({"model.layers.0.post_feedforward_layernorm.weight": ones(32)}, "post_feedforward_layernorm"),
+    "an adapter": ({f"{Q}.lora_A.default.weight": ones(2, 32)}, f"has {Q}.lora_A.default.weight"),
+    "a layer more": ({"model.layers.2.input_layernorm.weight": ones(32)}, "model.layers.2.input_layernorm.weight"),
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_weights_that_would_be_part_of_the_logits_are_refused(foreign, tmp_path):
+    changes, message = FOREIGN[foreign]
+    folder_of(tmp_path, **changes)
+    with pytest.raises(HuggingFaceError, match=message):
+        from_huggingface(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (LLAMA, ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq", "score.weight"]),
+        (GPT2, ["transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias", "v_head.summary.weight"]),
+        (GPT2, ["transformer.h.0.crossattention.c_attn.weight", "transformer.h.0.ln_cross_attn.bias"]),
+    ],
+)
+def test_constants_and_weights_outside_of_the_layers_change_nothing(settings, names, tmp_path):
+    model, tokens = folder_of(tmp_path, settings, **dict.fromkeys(names, ones(4))), torch.randint(61, (2, 6))
+    close(from_huggingface(str(tmp_path))(tokens), model(tokens))
+
+
+def test_a_quantised_model_is_named_by_its_method(tmp_path):
+    folder_of(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(HuggingFaceError, match=rf"is quantised \(fp8\): {PLAIN}"):
+        from_huggingface(str(tmp_path))
+
+
+def test_one_file_goes_before_an_index_of_an_earlier_save(tmp_path):
+    """As in transformers, which wrote the file last."""
+    model, tokens = folder_of(tmp_path), torch.randint(61, (2, 6))
+    old = {name: 2 * weight for name, weight in load_file(tmp_path / "model.safetensors").items()}
+    save_file(old, tmp_path / "model-00001-of-00001.safetensors", {"format": "pt"})
+    index = {"weight_map": dict.fromkeys(old, "model-00001-of-00001.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    close(from_huggingface(str(tmp_path))(tokens), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pytorch_model.bin", "has pytorch_model.bin, but no model.safetensors: save the model again by transformers"),
+        ("model.fp16.safetensors", "no model.safetensors: rename the file that you want to model.safetensors"),
+        ("tiny.gguf", "has tiny.gguf, but no model.safetensors: save the model again"),
+    ],
+)
+def test_weights_in_another_file_are_named_with_what_to_do(name, message, tmp_path):
+    folder_of(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / name)
+    with pytest.raises(HuggingFaceError, match=message):
+        from_huggingface(str(tmp_path))
+    if name.endswith(".safetensors"):  # the remedy works
+        (tmp_path / name).rename(tmp_path / "model.safetensors")
+        from_huggingface(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["ckpt.pt", "model.gguf"])
+def test_a_file_or_a_folder_without_settings_is_no_model(name, tmp_path):
+    (tmp_path / name).write_bytes(b"GGUF")
+    for where, problem in ((tmp_path / name, "is a file"), (tmp_path, "has no config.json")):
+        with pytest.raises(HuggingFaceError, match=f"{problem}: give the folder that transformers' save_pretrained"):
+            from_huggingface(str(where))
