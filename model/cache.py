@@ -1,11 +1,14 @@
 """The KV cache: with it a new token costs one row instead of T."""
 
 from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from model.cpu import is_eager
 
 Tokens = Int[Tensor, "B T"]
 DocStarts = Int[Tensor, "B T"] | None
@@ -29,7 +32,8 @@ class KVCache:
     """Named tensors for each layer.
 
     The caller makes the cache and passes it to every forward pass. All layers write at `position`, which the GPT
-    advances after the last layer. Keys are stored rotated; gradients do not flow.
+    advances after the last layer. Keys are stored rotated. Gradients flow through the rows of the present pass alone,
+    as in Transformer-XL (Dai et al. 2019).
 
     A layer with a window keeps the rows of the window and a few more, so that rows move only now and then. Other layers
     keep a state of all that was read, such as recurrent.py's, or the last rows, as a convolution does.
@@ -146,7 +150,11 @@ class KVCache:
         kept = self.layers[layer]
         if name not in kept:
             room = self.size if window is None else min(self.size, window + spare_rows(window))
-            kept[name] = new.new_zeros(*new.shape[:2], room, new.size(3))
+            with ordinary_tensors():
+                kept[name] = new.new_zeros(*new.shape[:2], room, new.size(3))
+        elif kept[name].dtype != new.dtype:  # a pass under autocast, or after a change of the model's type
+            with ordinary_tensors():
+                kept[name] = kept[name].to(new.dtype)
         rows = kept[name]
         if rows.shape[:2] != new.shape[:2] or rows.shape[3] != new.shape[3]:
             raise ValueError(f"rows {tuple(new.shape)} do not fit a cache of {tuple(rows.shape)}.")
@@ -155,11 +163,13 @@ class KVCache:
         # Write the new rows after the `old` ones that are kept.
         old = position - first
         if next_first == first:
+            learns = torch.is_grad_enabled() and new.requires_grad
+            seen = torch.cat((rows[:, :, :old], new), 2) if learns else rows[:, :, : end - first]
             rows[:, :, old : end - first] = new.detach()
-            return rows[:, :, : end - first]
+            return seen
         # The new queries still see all of them. Those that leave now are overwritten by the others.
-        seen = torch.cat((rows[:, :, :old], new.detach()), 2)
-        rows[:, :, : end - next_first] = seen[:, :, next_first - first :]
+        seen = torch.cat((rows[:, :, :old], new), 2)
+        rows[:, :, : end - next_first] = seen[:, :, next_first - first :].detach()
         return seen
 
     def continue_documents(self, doc_starts: DocStarts, T: int) -> DocStarts:
@@ -183,14 +193,22 @@ class KVCache:
         taken.spans = dict(self.spans)
         taken.doc_starts = None if self.doc_starts is None else self.doc_starts[rows]
         taken.documents = [(first, doc_starts[rows]) for first, doc_starts in self.documents]
-        for layer, kept in self.layers.items():
-            taken.layers[layer] = {name: tensor.index_select(0, rows) for name, tensor in kept.items()}
+        with ordinary_tensors():
+            for layer, kept in self.layers.items():
+                taken.layers[layer] = {name: tensor.index_select(0, rows) for name, tensor in kept.items()}
         return taken
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for kept in self.layers.values() for tensor in kept.values())
+
+
+def ordinary_tensors() -> AbstractContextManager[object]:
+    """Return a context whose new tensors may also be written to outside of inference mode."""
+    # torch.compile cannot trace the question for inference mode: is_eager() comes first.
+    in_inference_mode = is_eager() and torch.is_inference_mode_enabled()
+    return torch.inference_mode(False) if in_inference_mode else nullcontext()
 
 
 def spare_rows(window: int) -> int:

@@ -167,6 +167,8 @@ class GPT(nn.Module):
         forward() explains the other arguments.
         """
         T = tokens.size(1)
+        if cache is not None and cache.position == 0:
+            self.check_layers()
 
         # The context that all layers share.
         ctx = ctx or AttentionContext()
@@ -221,6 +223,24 @@ class GPT(nn.Module):
             parts = [part for part in block.modules() if isinstance(part, MultiHeadAttention)]
             found += parts[:1]
         return found
+
+    def check_layers(self) -> None:
+        """Raise ValueError if two layers have one place in a cache, as copies of a block do."""
+        places = [attention.layer_idx for attention in self.attentions]
+        for layer, place in enumerate(places):
+            first = places.index(place)
+            if self.attentions[first] is self.attentions[layer] and first < layer:
+                problem = f"blocks {first} and {layer} are one module, and a cache has a place for each layer"
+                raise ValueError(f"{problem}: make one of them a copy by copy.deepcopy(), then model.number_layers().")
+            if first < layer:
+                problem = f"blocks {first} and {layer} have one place in a cache, layer_idx={place}"
+                raise ValueError(f"{problem}: number them by model.number_layers().")
+
+    def number_layers(self) -> None:
+        """Give each layer the place in a cache that it has in the stack, after blocks were copied or dropped."""
+        for layer, attention in enumerate(self.attentions):
+            for module in (attention, *attention.modifiers.values()):
+                module.layer_idx = layer
 
     @property
     def longest_context(self) -> int | None:
@@ -313,7 +333,8 @@ class Block(nn.Module):
         self.dropout = make_dropout(config)
 
     def forward(self, x: Stream, ctx: AttentionContext) -> Stream:
-        if not (self.activation_checkpointing and torch.is_grad_enabled()):
+        # A second time a cache would have the rows already: with one nothing is computed again.
+        if not (self.activation_checkpointing and torch.is_grad_enabled()) or ctx.cache is not None:
             return self._forward(x, ctx)
         # What a layer writes to the context is a result too: it is computed again as it was the first time, and
         # torch.compile checkpoints no function that changes an object of its caller.

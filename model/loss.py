@@ -119,9 +119,9 @@ def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
     most = max(1, nbytes // (4 * ids))
     if rows.dtype == torch.float16 and not rows.is_cpu:
         most = min(most, MOST_ROWS_IN_FP16)
-    fewest = -(-tokens // most)
+    fewest = max(1, -(-tokens // most))  # also of no tokens
     chunks = next((count for count in range(fewest, 2 * fewest) if tokens % count == 0), fewest)
-    return -(-tokens // chunks)
+    return max(1, -(-tokens // chunks))
 
 
 def chunk_loss_and_gradient(

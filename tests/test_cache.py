@@ -1,10 +1,13 @@
 """A cache, filled in chunks or token by token, gives the result of one pass over all tokens."""
 
+import copy
 from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import close, random_gpt, some
+from torch import nn
 
 from generation.generate import Decoder
 from model.attention import FORMS, MODIFIERS, SETTINGS
@@ -287,12 +290,12 @@ def filled():
     return cache, rows
 
 
-def test_layers_read_back_what_all_passes_wrote_each_its_own_without_copies_or_gradients(filled):
+def test_layers_read_back_what_all_passes_wrote_each_its_own_without_copies(filled):
     cache, rows = filled
-    new = torch.randn(2, 3, 2, 4, requires_grad=True)
+    new = torch.randn(2, 3, 2, 4)
     for layer in (1, 0, 1):  # however often, at the same positions
         got = cache.append(layer, "k", new)
-        assert torch.equal(got, torch.cat((rows[layer], new), -2)) and not got.requires_grad
+        assert torch.equal(got, torch.cat((rows[layer], new), -2))
         assert got.data_ptr() == cache.layers[layer]["k"].data_ptr()
     assert cache.position == 3 and cache.nbytes == 2 * 4 * 2 * 3 * 8 * 4
     with pytest.raises(ValueError, match="not all before 3: every layer has to read every token, once"):
@@ -325,3 +328,87 @@ def test_rows_taken_several_times_or_not_at_all_are_copies(filled):
     assert taken.layers[0]["state"].tolist() == [2, 2, 1] and not cache.layers[0]["k"][:, :, 3:].any()
     cache.doc_starts = None
     assert cache.take(torch.tensor([0])).doc_starts is None
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "sdpa+window", "mla", "sdpa+forget", "linear", "sdpa+conv"])
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_pass_with_a_cache_has_the_gradient_of_its_own_tokens(attention, recomputes):
+    """By differences in float64: the earlier rows are constants, those of the pass are not."""
+    model = cropped_gpt(attention, n_layer=2).double().train()
+    for block in model.blocks:
+        block.activation_checkpointing = recomputes
+    tokens, targets = torch.randint(11, (2, 2, 12)).unbind()
+    with torch.no_grad():
+        before = KVCache(24)
+        model(tokens[:, :7], cache=before)
+
+    def loss():
+        return F.cross_entropy(model(tokens[:, 7:], cache=before.take(torch.arange(2))).mT, targets[:, 7:])
+
+    loss().backward()
+    step = 1e-5
+    for name, weight in model.named_parameters():
+        if name.endswith(("qkv_proj.weight", "kv_proj.weight", "o_proj.weight")):
+            way = torch.randn_like(weight)
+            with torch.no_grad():
+                weight += step * way
+                more = loss()
+                weight -= 2 * step * way
+                less = loss()
+                weight += step * way
+            slope = (weight.grad * way).sum()
+            assert abs((more - less) / (2 * step) - slope) < 1e-5 * max(1, abs(slope)), name
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("attention", ["sdpa", "sdpa+window"])
+def test_a_cache_that_inference_mode_filled_goes_on_outside_of_it(attention, learns):
+    model, tokens = cropped_gpt(attention, n_layer=2), torch.randint(11, (2, 12))
+    whole = model(tokens)
+    with torch.inference_mode():
+        cache = KVCache(24)
+        model(tokens[:, :7], cache=cache)
+        taken = cache.take(torch.tensor([1, 0]))
+    with torch.set_grad_enabled(learns):
+        close(model(tokens[:, 7:], cache=cache), whole[:, 7:])
+        close(model(tokens.flip(0)[:, 7:], cache=taken), whole.flip(0)[:, 7:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["sdpa", "sdpa+window", "mla"])
+def test_the_type_may_change_between_two_passes_of_a_cache(attention):
+    """A prefill under autocast, and a model that is converted: near float32, and in the type of the latest pass."""
+    model, tokens = cropped_gpt(attention, n_layer=2).float(), torch.randint(11, (2, 12))
+    whole = model(tokens)
+    for first, then in ((True, False), (False, True)):
+        cache = KVCache(24)
+        with torch.autocast("cpu", torch.bfloat16, enabled=first):
+            model(tokens[:, :7], cache=cache)
+        with torch.autocast("cpu", torch.bfloat16, enabled=then):
+            y = model(tokens[:, 7:], cache=cache)
+        assert y.dtype == (torch.bfloat16 if then else torch.float32)
+        assert (y - whole[:, 7:]).abs().max() < 0.05 * whole.abs().max()
+    cache = KVCache(24)
+    model(tokens[:, :7], cache=cache)
+    y = model.double()(tokens[:, 7:], cache=cache)
+    assert y.dtype == torch.float64 and (y - whole[:, 7:]).abs().max() < 1e-4
+
+
+@torch.no_grad()
+def test_copies_of_a_block_are_given_places_of_their_own_in_a_cache():
+    """Or they would write over each other's keys. With forms whose modifiers and states have a place too."""
+    tokens = torch.randint(11, (2, 12))
+    for attention in ("sdpa", "sdpa+forget+conv", "delta", "mla"):
+        model = cropped_gpt(attention, n_layer=2)
+        model.blocks = nn.ModuleList([model.blocks[0], model.blocks[1], copy.deepcopy(model.blocks[1])])
+        whole = model(tokens)
+        with pytest.raises(
+            ValueError, match=r"blocks 1 and 2 have one place .*: number them by model.number_layers\(\)"
+        ):
+            model(tokens, cache=KVCache(24))
+        model.number_layers()
+        cache = KVCache(24)
+        close(torch.cat([model(part, cache=cache) for part in tokens.split(5, 1)], 1), whole)
+        model.blocks[0] = model.blocks[2]
+        with pytest.raises(ValueError, match="blocks 0 and 2 are one module"):
+            model(tokens, cache=KVCache(24))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import close, layer, random_gpt, some
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import model.loss
 from common.errors import SettingsError
@@ -438,8 +439,8 @@ HEADS = {
     "pre-hook": lambda gpt: gpt.lm_head.register_forward_pre_hook(lambda head, given: (given[0] + 1,)),
     "forward": lambda gpt: setattr(gpt.lm_head, "forward", lambda x: F.linear(x, -gpt.lm_head.weight)),
     "adapter": lambda gpt: setattr(gpt, "lm_head", Adapted(gpt.lm_head, 61)),
-    "parametrization": lambda gpt: nn.utils.parametrizations.weight_norm(gpt.lm_head),
-    "pruning": lambda gpt: nn.utils.prune.l1_unstructured(gpt.lm_head, "weight", 0.5),
+    "parametrization": lambda gpt: parametrizations.weight_norm(gpt.lm_head),
+    "pruning": lambda gpt: prune.l1_unstructured(gpt.lm_head, "weight", 0.5),
     "layers": lambda gpt: setattr(gpt, "lm_head", nn.Sequential(nn.Linear(gpt.config.n_embd, 8), nn.Linear(8, 61))),
 }
 
@@ -461,3 +462,8 @@ def test_the_loss_is_that_of_the_logits_whatever_the_head_is(head):
     nats, hits = gpt.nats(tokens, targets)
     close(nats.sum(), wanted.float())
     assert nats[~counts].eq(0).all() and torch.equal(hits, gpt(tokens).argmax(-1) == targets)
+
+
+def test_a_batch_of_no_texts_costs_nothing():
+    gpt, none = random_gpt(), torch.zeros(0, 6, dtype=torch.long)
+    assert gpt(none).shape == (0, 6, 61) and gpt.loss(none, none) == 0 and gpt.nats(none, none)[0].shape == (0, 6)
