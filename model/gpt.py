@@ -73,7 +73,8 @@ class GPT(nn.Module):
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
         last: return those of the last position alone, (B, 1, V).
 
-        Raises ValueError for more positions than position=learned has embeddings or the cache has room for.
+        Raises ValueError for more positions than position=learned has embeddings or the cache has room for, and for
+        tokens of another shape or beyond the vocabulary; on a GPU, which is not waited for, its kernels assert that.
         """
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache)
         return self.logits(x[:, -1:] if last else x)
@@ -94,7 +95,10 @@ class GPT(nn.Module):
 
         targets: the tokens that follow; those of -1 (ours) and -100 (torch's) do not count.
         forward() explains the other arguments.
+
+        Raises ValueError if targets do not have the shape of tokens.
         """
+        check_targets(tokens, targets)
         ctx = AttentionContext.with_loss(tokens.device) if self.training else AttentionContext()
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         if self.has_plain_head:
@@ -124,6 +128,7 @@ class GPT(nn.Module):
 
         Without a gradient. loss() explains the arguments.
         """
+        check_targets(tokens, targets)
         return self.nats_of(self.hidden(tokens, doc_starts=doc_starts, cache=cache), targets)
 
     @torch.no_grad()
@@ -166,6 +171,9 @@ class GPT(nn.Module):
         ctx: the state that the layers share; a caller that passes one in can read their auxiliary loss afterwards.
         forward() explains the other arguments.
         """
+        if tokens.ndim != 2 or tokens.is_nested:
+            shape = "nested" if tokens.is_nested else (*tokens.shape,)
+            raise ValueError(f"tokens {shape} need the shape (B, T): tokens[None] is a batch of one text.")
         T = tokens.size(1)
         if cache is not None and cache.position == 0:
             self.check_layers()
@@ -178,7 +186,7 @@ class GPT(nn.Module):
         ctx.device = self.runtime.device
 
         # Embed the tokens, and where the settings ask for it their n-grams and positions.
-        x = self.token_embedding(tokens)  # (B, T) -> (B, T, C)
+        x = self.embed_tokens(tokens)  # (B, T) -> (B, T, C)
         if self.config.ngrams:
             x = x + self.ngrams(tokens, ctx)
         if self.config.position == "learned":
@@ -198,6 +206,18 @@ class GPT(nn.Module):
         logits = self.lm_head(self.final_norm(x))
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def embed_tokens(self, tokens: Tokens) -> Stream:
+        """Return the embeddings of ids, of which a CPU's error names none."""
+        try:
+            return self.token_embedding(tokens)
+        except IndexError:
+            V = self.token_embedding.weight.shape[0]
+            wrong = tokens[(tokens < 0) | (tokens >= V)]
+            if not len(wrong):
+                raise
+            problem = f"token id {wrong[0].item()} is not in the vocabulary of {V} ids, 0 to {V - 1}"
+            raise ValueError(f"{problem}: encode the text by the model's own tokenizer.") from None
 
     def embed_positions(self, T: int, ctx: AttentionContext) -> Float[Tensor, "*#B T C"]:
         """Return the learned embeddings of the positions of T new tokens.
@@ -289,6 +309,13 @@ class GPT(nn.Module):
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
+
+
+def check_targets(tokens: Tokens, targets: Tokens) -> None:
+    """Raise ValueError unless there is a target for each token."""
+    if targets.shape != tokens.shape:
+        problem = f"targets {(*targets.shape,)} need the shape of tokens {(*tokens.shape,)}"
+        raise ValueError(f"{problem}: those of ids (B, T + 1) are ids[:, 1:], and their tokens ids[:, :-1].")
 
 
 def tie_again(model: GPT, keys: Any) -> None:

@@ -34,7 +34,8 @@ class NGrams(nn.Module):
 
     def forward(self, tokens: Tokens, ctx: AttentionContext) -> Float[Tensor, "B T C"]:
         # Ids count from 1, because previous() gives 0 where the text has not begun.
-        ids = (tokens + 1)[:, None, :, None]  # (B, T) -> (B, 1, T, 1), a cache's shape
+        # As 64 bits: a product of the hash would leave the 32 bits that ids may have.
+        ids = (tokens.long() + 1)[:, None, :, None]  # (B, T) -> (B, 1, T, 1), a cache's shape
         earlier = ctx.previous(INPUT, "ids", ids, max(self.sizes) - 1)
         hashes = ngram_hashes([ids, *earlier])
 

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, prune
 import model.loss
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS
+from model.cache import KVCache
 from model.config import MLPS, GPTConfig
 from model.cpu import LARGE
 from model.gpt import GPT, NORMS
@@ -467,3 +468,40 @@ def test_the_loss_is_that_of_the_logits_whatever_the_head_is(head):
 def test_a_batch_of_no_texts_costs_nothing():
     gpt, none = random_gpt(), torch.zeros(0, 6, dtype=torch.long)
     assert gpt(none).shape == (0, 6, 61) and gpt.loss(none, none) == 0 and gpt.nats(none, none)[0].shape == (0, 6)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.arange(6), r"tokens \(6,\) need the shape \(B, T\): tokens\[None\] is"),
+        (torch.zeros(1, 2, 3, dtype=torch.long), r"tokens \(1, 2, 3\) need the shape"),
+        (torch.tensor([[3, 61]]), "token id 61 is not in the vocabulary of 61 ids, 0 to 60: encode"),
+        (torch.tensor([[-100, 3]]), "token id -100 is not in the vocabulary"),
+    ],
+)
+def test_tokens_that_are_none_are_refused_in_a_sentence(tokens, message):
+    for learned in ("rope", "learned"):
+        gpt = random_gpt(position=learned)
+        for function in (gpt, gpt.hidden, lambda tokens, gpt=gpt: gpt.loss(tokens, tokens)):
+            with pytest.raises(ValueError, match=message):
+                function(tokens)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_targets_of_another_shape_are_refused_with_the_usual_cut():
+    gpt, ids = random_gpt(), torch.randint(61, (2, 7))
+    for function in (gpt.loss, gpt.nats):
+        with pytest.raises(ValueError, match=r"targets \(2, 6\) need the shape of tokens \(2, 7\): .* ids\[:, 1:\]"):
+            function(ids, ids[:, 1:])
+        function(ids[:, :-1], ids[:, 1:])
+
+
+def test_ids_of_32_bits_are_those_of_64():
+    """Also the hashes of n-grams, whose products need 64; and in chunks with a cache."""
+    gpt, (ids, targets) = random_gpt(ngrams=[2, 3], ngram_rows=53), torch.randint(61, (2, 2, 8)).unbind()
+    small = ids.int()
+    assert torch.equal(gpt(small), gpt(ids)) and torch.equal(gpt.loss(small, targets.int()), gpt.loss(ids, targets))
+    cache = KVCache(8)
+    with torch.no_grad():
+        close(torch.cat([gpt(part, cache=cache) for part in small.split(3, 1)], 1), gpt(ids))
