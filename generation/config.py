@@ -30,10 +30,14 @@ class SamplingParams:
         if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:
             fault = "must be 0, or finite and at least 1e-06"
             raise SettingsError(fault, setting="temperature", value=self.temperature)
-        at_least("top_k", self.top_k, 1)
+        if self.top_k is not None and self.top_k < 1:  # as others write it
+            remedy = "leave it out to sample from all tokens"
+            raise SettingsError("must be at least 1", remedy, setting="top_k", value=self.top_k)
         fraction("top_p", self.top_p, above=0)
         fraction("min_p", self.min_p)
         at_least("max_new_tokens", self.max_new_tokens, 1)
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
         if "" in self.stop:
             raise SettingsError("stop has an empty string, which every text contains", "remove it")
 

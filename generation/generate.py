@@ -52,12 +52,17 @@ def generate(
 
     Each prompt has one sample, which ends where the model ends the document, before the first of params.stop, or after
     params.max_new_tokens. Whenever a piece of text is yielded, the model is in the mode (train or eval) that it had.
-    Raises FloatingPointError when logits are not finite.
+    Raises FloatingPointError when logits are not finite, and ValueError unless prompts are lists of token ids, with a
+    seed for each.
     """
+    if any(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")
+    if len(seeds) != len(prompts):
+        raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each.")
     prompts = [prompt[-model.config.block_size :] for prompt in prompts]
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
     # A generator for each sample: its random numbers do not depend on the size of the batch.
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     allowed = allowed_ids(tokenizer, model)
     decoder = Decoder(model)
 
@@ -73,7 +78,7 @@ def generate(
         if params.temperature == 0:
             drawn = filtered.argmax(-1)  # (B,)
         else:
-            uniform = [torch.rand(1, generator=generators[number]) for number in samples]
+            uniform = [uniform_number(generators[number]) for number in samples]
             drawn = sample(filtered, torch.cat(uniform))
 
         # 3) Read tokens and flag in one transfer: a step waits for the device only here.
@@ -113,6 +118,8 @@ class Decoder:
     """
 
     def __init__(self, model: GPT) -> None:
+        # Texts have many lengths, and torch.compile() would compile for each: call the model that it was given.
+        model = getattr(model, "_orig_mod", model)
         self.model = model
         self.device = model.token_embedding.weight.device
         self.decoded = DecodedModel(model)
@@ -133,10 +140,10 @@ class Decoder:
 
         # Pad with any token: the padding is a separate document, which no token of the text can see.
         padded = [[0] * (longest - len(text)) + text for text in self.texts]
-        padding = torch.tensor([[longest - len(text)] for text in self.texts])  # (B, 1)
-        doc_starts = padding * (torch.arange(longest) >= padding)  # (B, T): 0 in the padding
+        padding = torch.tensor([[longest - len(text)] for text in self.texts], device="cpu")  # (B, 1)
+        doc_starts = padding * (torch.arange(longest, device="cpu") >= padding)  # (B, T): 0 in the padding
         logits = self._forward(
-            torch.tensor(padded),  # (B, T)
+            torch.tensor(padded, device="cpu"),  # (B, T)
             doc_starts.to(self.device) if padding.any() else None,
         )
 
@@ -155,7 +162,7 @@ class Decoder:
             half = max(1, limit // 2)
             texts = [text if len(text) <= limit else text[-half:] for text in self.texts]
             return self.prefill(texts, room=limit)
-        return self._forward(torch.tensor(tokens)[:, None])  # (B, 1)
+        return self._forward(torch.tensor(tokens, device="cpu")[:, None])  # (B, 1)
 
     def take(self, rows: list[int]) -> None:
         """Keep only these rows of the batch, in this order; a row that is named twice is copied."""
@@ -205,7 +212,7 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
         # is rounded once, as p is: 0.4 and 0.3 reach 0.7.
         precise = probabilities.to(widest(logits.device))
         likelier = F.pad(cumulative_sum(precise[:, :-1], -1), (1, 0)).to(probabilities.dtype)
-        dropped = likelier >= torch.tensor(params.top_p, dtype=probabilities.dtype)
+        dropped = likelier >= torch.tensor(params.top_p, dtype=probabilities.dtype, device="cpu")
         dropped = torch.empty_like(dropped).scatter_(-1, order, dropped)  # from descending order back to ids
         logits = logits.masked_fill(dropped, -torch.inf)
     if params.min_p > 0:
@@ -213,6 +220,11 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
         least = params.min_p * probabilities.amax(-1, keepdim=True)
         logits = logits.masked_fill(probabilities < least, -torch.inf)
     return logits
+
+
+def uniform_number(generator: torch.Generator) -> Float[Tensor, " 1"]:
+    """Return a random number in [0, 1), the same whatever torch's default type and device are."""
+    return torch.rand(1, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
@@ -251,8 +263,8 @@ def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] 
     """Return a mask of the ids that have a text, or None if all have one."""
     # A padded vocabulary has ids beyond the tokenizer's, and a published one may have gaps.
     weight = model.token_embedding.weight
-    ids = torch.tensor([*tokenizer._mergeable_ranks.values(), *tokenizer._special_tokens.values()])
-    known = torch.zeros(len(weight), dtype=torch.bool)
+    ids = torch.tensor([*tokenizer._mergeable_ranks.values(), *tokenizer._special_tokens.values()], device="cpu")
+    known = torch.zeros(len(weight), dtype=torch.bool, device="cpu")
     known[ids[ids < len(weight)]] = True
     return None if known.all() else known.to(weight.device)
 

@@ -73,7 +73,7 @@ def normalize(x: Rows, weight: Float[Tensor, "*#lead C"], eps: float) -> Rows:
 @cache
 def constant(value: float) -> Float[Tensor, ""]:
     """Return a number as a tensor, for operators that take no number there."""
-    return torch.tensor(value)
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
 def mode() -> str:

@@ -200,8 +200,8 @@ def serves(layer: MultiHeadAttention) -> bool:
     if layer.rope is not None and layer.rope.channels < layer.head_dim:
         return False
     # Its call says what lies over the scores.
-    q = torch.zeros(1, layer.query_heads, 1, layer.head_dim)
-    k = torch.zeros(1, layer.kv_heads, 1, layer.head_dim)
+    q = torch.zeros(1, layer.query_heads, 1, layer.head_dim, device="cpu")
+    k = torch.zeros(1, layer.kv_heads, 1, layer.head_dim, device="cpu")
     made = layer.make_call(q, k, k, AttentionContext())
     return made.weighting is PLAIN and FIELDS.issuperset(features(made))
 

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import model.cpu
+from common.errors import SettingsError
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer
 from generation.config import SamplingParams
@@ -349,7 +350,7 @@ def test_a_prompt_begins_a_document_and_its_special_tokens_are_text():
 def test_a_text_without_a_token_cannot_be_continued():
     for empty in ([[]], [[1], []]):
         with pytest.raises(ValueError, match="a text to continue needs at least one token"):
-            list(generate(byte_gpt(), BYTE, empty, seeds=[0, 0], params=SamplingParams()))
+            list(generate(byte_gpt(), BYTE, empty, seeds=[0] * len(empty), params=SamplingParams()))
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_p": 0.9}], ids=str)
@@ -361,3 +362,74 @@ def test_logits_that_are_not_finite_are_an_error_whenever_they_come(first, param
     with pytest.raises(FloatingPointError, match="its logits are not finite"):
         texts_of(gpt, [[1]], [0], new=5, **params)
     assert len(calls) == first
+
+
+@pytest.mark.parametrize("position", ["rope", "alibi", "learned"])
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64, "meta"], ids=str)
+def test_a_text_does_not_depend_on_torchs_default_type_and_device(default, position):
+    """Random numbers in bf16 would be multiples of 1/256; a default of "cuda" would put small tensors beside a CPU's.
+
+    "meta" stands for it: it cannot be mixed either.
+    """
+    encoding = BYTE
+    model = random_gpt(vocab_size=encoding.n_vocab, position=position, block_size=64)
+    prompts = [encode_prompt(encoding, text) for text in ("ab", "the fox")]
+
+    def texts():
+        chunks = [
+            *generate(model, encoding, prompts, seeds=[3, 4], params=SamplingParams(max_new_tokens=30, top_p=0.9))
+        ]
+        alone = [*generate(model, encoding, prompts[:1], seeds=[3], params=SamplingParams(max_new_tokens=30))]
+        return chunks, alone
+
+    usual = texts()
+    try:
+        if default == "meta":
+            torch.set_default_device("meta")
+        else:
+            torch.set_default_dtype(default)
+        assert texts() == usual
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("texts", [["ab"], ["ab", "the fox"]])
+def test_a_compiled_model_writes_what_the_model_writes(texts):
+    encoding = BYTE
+    model = random_gpt(vocab_size=encoding.n_vocab)
+    prompts, seeds = [encode_prompt(encoding, text) for text in texts], [*range(len(texts))]
+    params = SamplingParams(max_new_tokens=12)
+    compiled = torch.compile(model, backend="eager")
+    assert [*generate(compiled, encoding, prompts, seeds=seeds, params=params)] == [
+        *generate(model, encoding, prompts, seeds=seeds, params=params)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "seeds", "message"),
+    [
+        (["abc"], [1], r"prompts are lists of token ids, not texts: make one by encode_prompt\(tokenizer, text\)"),
+        ([[1], [2]], [1], "1 seeds for 2 prompts: give one for each"),
+        ([[1]], [1, 2], "2 seeds for 1 prompts"),
+        ([[1, 999]], [1], "token id 999 is not in the vocabulary of 257 ids"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_prompts_that_are_none_are_refused_in_a_sentence(prompts, seeds, message):
+    encoding = BYTE
+    model = random_gpt(vocab_size=encoding.n_vocab)
+    with pytest.raises(ValueError, match=message):
+        next(generate(model, encoding, prompts, seeds=seeds, params=SamplingParams()))
+
+
+def test_one_string_stops_a_text_as_a_list_of_it_does():
+    assert SamplingParams(stop="\n\n").stop == ["\n\n"]
+    with pytest.raises(SettingsError, match="stop has an empty string"):
+        SamplingParams(stop="")
+
+
+@pytest.mark.parametrize("none", [0, -1])
+def test_what_others_write_for_no_top_k_is_told_how_to_write_it_here(none):
+    with pytest.raises(SettingsError, match=f"top_k={none} must be at least 1: leave it out to sample from all tokens"):
+        SamplingParams(top_k=none)

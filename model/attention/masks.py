@@ -78,7 +78,7 @@ def alibi_sum(
     """
     dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
     position = torch.arange(S, device=device)
-    slopes = torch.tensor(alibi_slopes(n_head), dtype=dtype)
+    slopes = torch.tensor(alibi_slopes(n_head), dtype=dtype, device="cpu")
     slopes = slopes.to(position.device, non_blocking=position.is_cuda)  # else the CPU would wait for the GPU
     column = slopes[:, None] * position
     return -column[:, S - T :], column
