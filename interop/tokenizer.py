@@ -1,6 +1,7 @@
 """A tiktoken Encoding as Hugging Face's tokenizer.json, and back."""
 
 import json
+import logging
 from contextlib import suppress
 from itertools import count
 from operator import itemgetter
@@ -13,6 +14,8 @@ from common.errors import HuggingFaceError
 from common.files import read_foreign
 from data.tokenizer import END_OF_TEXT, check_lossless
 from interop import importing
+
+log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
 
 # The regular expressions by which ByteLevel cuts: alone, and after a step Digits. Digits isolates each digit, so white
 # space before a digit stays in one piece.
@@ -125,6 +128,16 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
         ids = [*ranks.values(), *{*special.values()}]  # <|endoftext|> may share its id with their name for it
         if len({*ids}) < len(ids):
             raise ValueError("two of its tokens have the same id")
+
+        # transformers finds these in a text; here a text has no such tokens.
+        added = [
+            token["content"]
+            for token in content["added_tokens"]
+            if not token.get("special", True) and token["content"] != END_OF_TEXT
+        ]
+        if added:
+            names = ", ".join(added[:3]) + (f" and {len(added) - 3} others" if len(added) > 3 else "")
+            log.warning("%s: its added tokens %s are read as ordinary text here, to other ids.", file, names)
 
         # tiktoken joins the pair of the lowest id first, so their merges must have that order.
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -279,6 +280,18 @@ def test_true_and_one_attend_false_and_zero_do_not_and_other_numbers_are_refused
     for value in (-torch.inf, 0.5, torch.nan) if dtype.is_floating_point else ():
         with pytest.raises(ValueError, match=r"mask \(3,\) has numbers other than 1"):
             as_bool(torch.tensor([1.0, 0.0, value]).to(dtype))
+
+
+def test_floats_that_are_all_zero_are_an_additive_mask_and_refused():
+    """transformers' mask of a batch without padding, which hides nothing there."""
+    q = torch.randn(1, 2, 3, 4)
+    for dtype in (torch.float32, torch.bfloat16):
+        nothing = torch.zeros(3, 3, dtype=dtype)
+        with pytest.raises(ValueError, match=r"mask \(3, 3\) of floats is 0 everywhere, .* additive mask as `bias`"):
+            FORMS["sdpa"](q, q, q, mask=nothing)
+        close(FORMS["sdpa"](q, q, q, bias=nothing), F.scaled_dot_product_attention(q, q, q, attn_mask=nothing.float()))
+        assert not as_bool(nothing.bool()).any() and not as_bool(nothing.int()).any()
+    assert as_bool(torch.zeros(0, 3)).shape == (0, 3)
 
 
 def test_alibi_is_minus_slope_times_distance_and_slopes_halve_from_a_half():

@@ -143,3 +143,17 @@ def test_the_token_that_ends_a_text_must_be_a_special_one(ends, bpe, tmp_path):
     with pytest.raises(HuggingFaceError, match="tokenizer.json cannot be read") as refused:
         read_tokenizer_json(tmp_path)
     assert refused.value.remedy and "\n" not in str(refused.value)
+
+
+def test_added_tokens_that_a_text_would_have_there_are_told(tmp_path, caplog):
+    """The file says which: those that are not special are found in every text."""
+    save_tokenizer_json(make_tokenizer(TokenizerConfig(name="byte"), []), tmp_path, 16)
+    read_tokenizer_json(tmp_path)
+    assert not caplog.records
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    more = [{"id": 257 + i, "content": f"<{i}>", "special": i == 4} for i in range(5)]
+    content["added_tokens"] += [content["added_tokens"][0] | token for token in more]
+    file.write_text(json.dumps(content), encoding="utf-8")
+    read_tokenizer_json(tmp_path)
+    assert "its added tokens <0>, <1>, <2> and 1 others are read as ordinary text here" in caplog.text

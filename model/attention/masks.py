@@ -42,15 +42,20 @@ def document_mask(doc_starts: Int[Tensor, "B T"], S: int) -> Bool[Tensor, "B 1 T
 def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
     """Return True where the mask is True or 1.
 
-    Raises ValueError for a number other than 0 and 1: an additive mask of 0 and −∞ means the opposite.
+    Raises ValueError for a number other than 0 and 1, and for floats that are all 0: an additive mask of 0 and −∞ means
+    the opposite.
     """
     if mask.dtype == torch.bool:
         return mask
     attend = mask == 1
-    # The check reads values, which neither a compiler's trace nor a meta tensor has.
-    if not torch.compiler.is_compiling() and not mask.is_meta and not (attend | (mask == 0)).all():
+    # The checks read values, which neither a compiler's trace nor a meta tensor has.
+    reads_values = not torch.compiler.is_compiling() and not mask.is_meta
+    if reads_values and not (attend | (mask == 0)).all():
         problem = f"mask {tuple(mask.shape)} has numbers other than 1 (may attend) and 0 (may not)"
         raise ValueError(f"{problem}; pass what should be added to the scores as `bias`.")
+    if mask.is_floating_point() and reads_values and mask.numel() and not attend.any():
+        problem = f"mask {tuple(mask.shape)} of floats is 0 everywhere, which hides every key"
+        raise ValueError(f"{problem}; pass an additive mask as `bias`, or one that hides all as mask.bool().")
     return attend
 
 
