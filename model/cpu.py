@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Rows = Float[Tensor, "*lead C"]
 MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces that module at run time
@@ -82,13 +83,14 @@ def mode() -> str:
     eager        as they are called
     compiled     by torch.compile, for the sizes of a call
     recorded     torch.export or torch.jit.trace notes them, for texts of other lengths too
-    transformed  torch.func, such as vmap, looks into them
+    transformed  torch.func, such as vmap, looks into them, or torch.autograd.forward_ad
     """
     if torch.compiler.is_compiling():  # whose trace knows no interpreters
         return "recorded" if torch.compiler.is_exporting() else "compiled"
     if torch.jit.is_tracing():
         return "recorded"
-    return "eager" if torch._C._functorch.peek_interpreter_stack() is None else "transformed"
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return "transformed" if is_transformed else "eager"
 
 
 def is_eager() -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import close, layer, random_gpt, some
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, prune
 
 import model.loss
@@ -505,3 +506,21 @@ def test_ids_of_32_bits_are_those_of_64():
     cache = KVCache(8)
     with torch.no_grad():
         close(torch.cat([gpt(part, cache=cache) for part in small.split(3, 1)], 1), gpt(ids))
+
+
+@pytest.mark.parametrize("settings", [{}, {"attention": "sdpa+sink", "attention_window": 3}, {"attention": "softcap"}])
+def test_forward_mode_derivatives_are_those_of_differences(settings):
+    """torch.autograd.forward_ad, for which functions with a backward pass of their own have no rule."""
+    gpt, tokens = random_gpt(**settings), torch.randint(61, (2, 6))
+    weights = {name: weight.detach() for name, weight in gpt.named_parameters()}
+    ways = {name: torch.randn_like(weight) for name, weight in weights.items()}
+    with forward_ad.dual_level():
+        dual = {name: forward_ad.make_dual(weight, ways[name]) for name, weight in weights.items()}
+        slope = forward_ad.unpack_dual(torch.func.functional_call(gpt, dual, tokens)).tangent
+    gpt.double()
+
+    def at(step):
+        moved = {name: weight.double() + step * ways[name].double() for name, weight in weights.items()}
+        return torch.func.functional_call(gpt, moved, tokens)
+
+    close(slope, ((at(1e-6) - at(-1e-6)) / 2e-6).float(), atol=1e-3 * slope.abs().max().item())
