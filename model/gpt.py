@@ -257,7 +257,10 @@ class GPT(nn.Module):
                 raise ValueError(f"{problem}: number them by model.number_layers().")
 
     def number_layers(self) -> None:
-        """Give each layer the place in a cache that it has in the stack, after blocks were copied or dropped."""
+        """Give each layer the place in a cache that it has in the stack.
+
+        It is needed after blocks were copied.
+        """
         for layer, attention in enumerate(self.attentions):
             for module in (attention, *attention.modifiers.values()):
                 module.layer_idx = layer
