@@ -92,7 +92,7 @@ def test_none_as_a_sweep_by_wandb_types_it_is_null(name):
 
 @pytest.mark.parametrize(
     ("argument", "setting", "value"),
-    [("temperature=-1", "temperature", "-1"), ("top_k=0", "top_k", "0"), ("seed=a=b", "seed", "a=b")],
+    [("temperature=-1", "temperature", "-1"), ("top_p=0", "top_p", "0"), ("seed=a=b", "seed", "a=b")],
 )
 def test_a_mistake_carries_its_setting_for_which_the_default_is_the_remedy(argument, setting, value):
     with pytest.raises(SettingsError) as raised:
