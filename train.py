@@ -34,14 +34,16 @@ from training.start import open_run, try_trained
 log = logging.getLogger("tinygpt")
 
 
-def train(config: TrainConfig) -> float:
+def train(config: TrainConfig, threads: int | None = None) -> float:
     """Train one model and return its best validation loss in nats per token.
 
     Everything the run writes goes into config.run_dir; config itself is left as it is. A mistake in the settings
     raises a SettingsError that names it, before any long work. Ctrl-C and SIGTERM save and raise SystemExit.
+
+    threads: those of a new run on a CPU, instead of as many as other programs leave.
     """
     with (
-        open_run(config) as run,  # data, model, optimizers and progress, new or resumed
+        open_run(config, threads) as run,  # data, model, optimizers and progress, new or resumed
         Loggers(run, Report) as loggers,  # the terminal, metrics.jsonl, the page
         explain_failures(run),  # errors of the device, as sentences
         fast_products(run.device, run.dtype),  # the fastest float32 products that are exact enough

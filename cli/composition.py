@@ -33,7 +33,7 @@ from common.errors import SettingsError, first_line
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
 from common.text import flat, literal, quote
-from runs.summary import begin_job, fail_job, has_checkpoints
+from runs.summary import begin_job, fail_job, has_checkpoints, threads_of_sweep
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
 from training.config import TrainConfig
 
@@ -216,7 +216,9 @@ def run_job(cfg: DictConfig) -> Any:
 
         cfg.wandb.group = cfg.wandb.group or os.environ.get("WANDB_RUN_GROUP") or literal(Path(own.sweep.dir).name)
         cfg.wandb.name = cfg.wandb.name or os.environ.get("WANDB_NAME") or literal(f"{number} {varied}")
-        return with_torch().train_or_plan(to_settings(cfg, parse_overrides(own.overrides.task)))
+        # The jobs of a sweep are compared: all have the threads of the first.
+        config = to_settings(cfg, parse_overrides(own.overrides.task))
+        return with_torch().train_or_plan(config, threads_of_sweep(Path(own.sweep.dir)))
     except Exception as error:
         if begun:  # otherwise job.json belongs to another run
             fail_job(folder, error)

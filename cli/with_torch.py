@@ -74,8 +74,11 @@ def device_of_job(device: str, number: int) -> str:
     return f"cuda:{number % count}" if device in ("auto", "cuda") and count > 1 else device
 
 
-def train_or_plan(config: TrainConfig) -> float | None:
-    """Train one model and return its loss; with dry_run print the plan of the run instead."""
+def train_or_plan(config: TrainConfig, threads: int | None = None) -> float | None:
+    """Train one model and return its loss; with dry_run print the plan of the run instead.
+
+    threads: those of a new run on a CPU, instead of as many as other programs leave.
+    """
     # The rest of the script that started, imported by its name.
     from train import train, train_step
     from training.plan import plan_run
@@ -84,4 +87,4 @@ def train_or_plan(config: TrainConfig) -> float | None:
     if config.dry_run:
         say(plan_run(train_step, config))
         return None
-    return train(config)
+    return train(config, threads)

@@ -32,6 +32,8 @@ class Summary:
     code_hash: str | None = None
     """The hash of the file of code= and its neighbours."""
     seed: float | None = None
+    threads: float | None = None
+    """The threads of a run on a CPU, on which its last bits depend."""
     step: float | None = None
     parameters: float | None = None
     parameters_in_blocks: float | None = None
@@ -141,6 +143,15 @@ def fail_job(folder: Path, error: BaseException) -> None:
     record = read_job(folder)
     if record:
         write_job(folder, replace(record, reason=sentence_of(error)))
+
+
+def threads_of_sweep(sweep: Path) -> int | None:
+    """Return the number of threads of the first run in a sweep's folder; None if none has begun on a CPU."""
+    for file in sorted(sweep.glob(f"*/**/{NAME}")):
+        summary = read_summary(file.parent)
+        if summary and summary.threads:
+            return int(summary.threads)
+    return None
 
 
 def has_checkpoints(folder: Path) -> bool:

@@ -1,5 +1,6 @@
 """The rules of common/threads.py and training/threads.py: cores are shared with other programs."""
 
+import csv
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from sweeping import run_here, tiny
 
 from common import threads
 from common.threads import WAITING, Load, sleep_at_barriers
 from runs.checkpoint import read_meta
+from runs.summary import read_summary
 from train import train
 from training import threads as training_threads
 from training.terminal import Terminal
@@ -120,3 +123,23 @@ def test_a_run_is_told_once_that_the_machine_has_become_busy(monkeypatch, caplog
     assert [record.getMessage() for record in caplog.records] == [
         "step 70: other programs use 1.0 cores, and a step takes 3.3 times as long as it did"
     ]
+
+
+def test_all_jobs_of_a_sweep_have_the_threads_of_its_first_however_busy_the_machine_becomes(tmp_path, monkeypatch):
+    """Threads round otherwise: runs that are compared must not differ in them."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    busy = iter([1.0, 0.0])
+    monkeypatch.setattr(training_threads.machine, "processors", lambda: 3)
+    monkeypatch.setattr(training_threads, "cores_of_others", lambda: next(busy))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        asked = ["-m", *tiny(tmp_path, max_steps=2), "hydra.sweep.dir=sweep"]
+        assert run_here(*asked, "seed=1,2", cwd=tmp_path).returncode == 0
+        assert run_here(*asked, "seed=1,2,3", cwd=tmp_path).returncode == 0  # goes on
+        alone = run_here(*tiny(tmp_path, max_steps=2), "run_dir=alone", cwd=tmp_path)
+    finally:
+        torch.set_num_threads(before)
+    with (tmp_path / "sweep/leaderboard.csv").open() as file:
+        assert [row["threads"] for row in csv.DictReader(file)] == ["2", "2", "2"]
+    assert alone.returncode == 0 and read_summary(tmp_path / "alone").threads == 3  # it looked again

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from common.errors import first_line
@@ -84,6 +85,7 @@ class SummaryFile(Logger):
             project_hash=PROJECT_HASH,
             code_hash=run.config.code_hash,
             seed=run.config.seed,
+            threads=torch.get_num_threads() if run.device.type == "cpu" else None,
             step=step,
             parameters=count_parameters(run.model).total(),
             parameters_in_blocks=sum(p.numel() for p in run.model.blocks.parameters()),

@@ -68,12 +68,14 @@ WRITABLE = "choose a folder on a disk with room that you may write to"
 
 
 @contextmanager
-def open_run(config: TrainConfig) -> Iterator[Run]:
+def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
     """Build a new run, or resume one, after checks of the settings.
 
     The run's config also has the settings that data and pretrained weights decide, such as model.vocab_size; `config`
     stays as it is. While the run is open, its directory is locked, its log is written and signals are recorded. Closing
     waits for the last save, and gives back what the run has set for its whole process.
+
+    threads: those of a new run on a CPU, instead of as many as other programs leave.
     """
     # Check the settings, and convert their types: a Path becomes a str, an np.int64 an int.
     config = from_arguments(TrainConfig, [], config)
@@ -98,7 +100,8 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
         saved = ranks.broadcast(checkpoint_to_resume(config, stack) if ranks.is_first else None)
         note = ""
         if device.type == "cpu" and not ranks.launched:  # torchrun sets the threads of its processes
-            note = stack.enter_context(threads_of_run(saved.meta.computed_on.get("threads") if saved else None))
+            kept = saved.meta.computed_on.get("threads") if saved else threads
+            note = stack.enter_context(threads_of_run(kept))
         run = build_run(config, ranks, device, saved)
         run.threads_note = note
         if ranks.is_first:

@@ -18,7 +18,8 @@ SHORTEST = 0.3  # seconds over which other programs are watched
 def threads_of_run(kept: int | None) -> Iterator[str]:
     """Let torch take the cores that other programs leave; yield a note for the line `run`.
 
-    kept: the number of a run that is resumed, for threads decide the last bits. OMP_NUM_THREADS goes first.
+    kept: the number of a run that is resumed, or of the runs with which this one is compared, for threads decide the
+    last bits. OMP_NUM_THREADS goes first.
     """
     before = torch.get_num_threads()
     threads = before
