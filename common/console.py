@@ -69,13 +69,28 @@ def progress_bar(**options: Any) -> Bar:
 
 
 def ending_signals() -> list[int]:
-    """Return the signals that ask for an orderly end; no SIGHUP under nohup, which ignores it."""
+    """Return the signals that ask for an orderly end.
+
+    Among them are those by which Slurm and other schedulers warn before a limit, unless somebody else handles them, as
+    submitit does. SIGHUP is not under nohup, which ignores it.
+    """
     closing = [getattr(signal, name) for name in ("SIGHUP", "SIGBREAK") if hasattr(signal, name)]
-    return [signal.SIGINT, signal.SIGTERM, *(one for one in closing if signal.getsignal(one) != signal.SIG_IGN)]
+    warning = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2", "SIGXCPU") if hasattr(signal, name)]
+    return [
+        signal.SIGINT,
+        signal.SIGTERM,
+        *(one for one in closing if signal.getsignal(one) != signal.SIG_IGN),
+        *(one for one in warning if signal.getsignal(one) in (signal.SIG_DFL, exit_on_signal)),
+    ]
+
+
+def exit_on_signal(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by SystemExit with the status that a shell gives it."""
+    raise SystemExit(128 + number)
 
 
 class Signals:
-    """Records SIGINT, SIGTERM or SIGHUP for the loop to poll; a second Ctrl-C ends at once."""
+    """Records the signals of ending_signals() for the loop to poll; a second Ctrl-C ends at once."""
 
     def __init__(self, passed_on: bool = False) -> None:
         """passed_on: whether torchrun passes signals on, so that one Ctrl-C arrives twice."""

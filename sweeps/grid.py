@@ -24,7 +24,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from common.console import ending_signals
+from common.console import ending_signals, exit_on_signal
 from common.errors import SettingsError
 from common.files import os_errors_named, user_path
 from common.machine import processors
@@ -286,7 +286,7 @@ class Grid(Sweeper):
                 lock_run(self.folder, stack, "hydra.sweep.dir")
             # Let a signal raise SystemExit, as Ctrl-C raises KeyboardInterrupt; the stack restores its handler.
             for kind in set(ending_signals()) - {signal.SIGINT}:
-                stack.callback(signal.signal, kind, signal.signal(kind, lambda number, _: sys.exit(128 + number)))
+                stack.callback(signal.signal, kind, signal.signal(kind, exit_on_signal))
             end = ""
             try:
                 yield

@@ -26,7 +26,7 @@ from test_checkpoint import forge, forge_file
 import train as train_module
 import training.start
 from cli.with_torch import inherited_settings
-from common.console import Signals, ending_signals
+from common.console import Signals, ending_signals, exit_on_signal
 from common.errors import SettingsError
 from common.files import is_locked
 from model.size import flops_per_token, without_weights
@@ -452,10 +452,33 @@ def test_a_second_stop_in_a_notebook_interrupts_the_cell_and_keeps_the_kernel(mo
 
 
 def test_only_signals_that_the_system_has_ask_for_an_end(monkeypatch):
-    monkeypatch.delattr(signal, "SIGHUP")
+    for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):
+        number = getattr(signal, name)
+        monkeypatch.delattr(signal, name)
     assert ending_signals() == [signal.SIGINT, signal.SIGTERM]
-    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR1, raising=False)  # of a window that is closed on Windows
-    assert ending_signals() == [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    monkeypatch.setattr(signal, "SIGBREAK", number, raising=False)  # of a window that is closed on Windows
+    assert ending_signals() == [signal.SIGINT, signal.SIGTERM, number]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
+def test_the_warning_of_a_scheduler_asks_for_an_end_unless_somebody_else_handles_it(number):
+    with pytest.raises(SystemExit) as left, Signals() as signals:
+        os.kill(os.getpid(), number)
+        assert signals.received == number
+    assert left.value.code == 128 + number and signal.getsignal(number) == signal.SIG_DFL
+    heard: list[int] = []
+    before = signal.signal(number, lambda number, frame: heard.append(number))  # as submitit does
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), number)
+            assert heard == [number] and not signals.received
+        signal.signal(number, exit_on_signal)  # of a sweep, whose jobs save first
+        with pytest.raises(SystemExit), Signals() as signals:
+            os.kill(os.getpid(), number)
+            assert signals.received == number
+        assert signal.getsignal(number) == exit_on_signal
+    finally:
+        signal.signal(number, before)
 
 
 def test_nohup_is_kept_and_other_threads_set_no_handlers(monkeypatch):
@@ -474,7 +497,9 @@ def test_nohup_is_kept_and_other_threads_set_no_handlers(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
+)
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_path, number, status):
     endless = ["max_steps=1000000", "eval_interval=100000", "run_dir=the_run"]
     command = [sys.executable, ROOT / "train.py", *tiny(text_file), *endless]
