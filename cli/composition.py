@@ -168,6 +168,9 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> Tr
         raise
     except InterpolationResolutionError:  # a value that only the job knows, such as ${hydra:job.num}
         return None
+    run_id = os.environ.get("WANDB_RUN_ID")
+    if run_id and config.wandb.active_mode != "disabled":  # the jobs would overwrite each other
+        raise SettingsError(f"WANDB_RUN_ID={run_id} is one run of wandb, and a sweep has many", "unset WANDB_RUN_ID")
     # A cluster's machines have other devices and files. A plan itself refuses a device that is missing here.
     on_cluster = cfg.hydra.runtime.choices["hydra/launcher"] == "submitit_slurm"
     with_torch().check_start(config, is_here=not on_cluster and not config.dry_run)

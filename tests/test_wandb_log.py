@@ -172,3 +172,20 @@ def test_the_runs_of_a_sweep_are_a_group_named_by_what_varies(tmp_path, text_fil
     assert run_here("train.py", *command.split(), cwd=ROOT).returncode == 0
     assert [session.given["group"] for session in sessions] == ["mysweep", "mysweep"]
     assert [session.given["name"] for session in sessions] == ["0 model.n_head=1", "1 model.n_head=2"]
+
+
+def test_a_run_id_of_the_environment_is_that_of_one_run(config, sessions, monkeypatch, tmp_path, text_file, caplog):
+    """A second run with it would overwrite the first."""
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    command = f"-m seed=1,2 data.path={text_file} max_steps=1 hydra.sweep.dir={tmp_path}/sweep wandb.mode=offline"
+    refused = run_here("train.py", *command.split(), cwd=ROOT)
+    said = "error: WANDB_RUN_ID=mine is one run of wandb, and a sweep has many: unset WANDB_RUN_ID.\n"
+    assert refused.stderr == said and not (tmp_path / "sweep").exists()
+    # In one process, as a notebook is: the run, the same run once more, and another one.
+    monkeypatch.setattr("training.wandb.TAKEN", set())
+    train(replace(config, max_steps=5))
+    train(replace(config, max_steps=10, resume=config.run_dir))
+    assert [session.given["id"] for session in sessions] == [None, "id1"] and "failed" not in caplog.text
+    train(replace(config, max_steps=5, run_dir=str(tmp_path / "other")))
+    assert "Wandb failed (WANDB_RUN_ID=mine is an earlier run of this process: unset" in caplog.text
+    assert len(sessions) == 2 and (tmp_path / "other/checkpoints/step_5").exists()

@@ -14,6 +14,8 @@ from training.logger import Logger
 from training.run import Run
 
 log = logging.getLogger("tinygpt")
+TAKEN = set[str]()
+"""The values of WANDB_RUN_ID that runs of this process have taken."""
 
 
 def check_key() -> None:
@@ -46,6 +48,11 @@ class Wandb(Logger):
         # Leave the project to a wandb sweep, which sets it. wandb itself reads entity and tags from the environment.
         project = settings.project or os.environ.get("WANDB_PROJECT") or (None if IN_WANDB_SWEEP else "tinygpt")
         name = settings.name or os.environ.get("WANDB_NAME") or run.directory.name
+        run_id = os.environ.get("WANDB_RUN_ID")
+        if run_id and not run.progress.wandb_id:
+            if run_id in TAKEN:  # as by an earlier cell of a notebook, whose run this one would overwrite
+                raise SettingsError(f"WANDB_RUN_ID={run_id} is an earlier run of this process", "unset WANDB_RUN_ID")
+            TAKEN.add(run_id)
         self.hooks = sys.exit, sys.excepthook  # wandb takes their place, and does not give it back
         self.session = wandb.init(
             project=project,
