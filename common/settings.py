@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from types import NoneType
@@ -28,6 +29,14 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
     values = {}
     for argument in arguments:
         name, equals, value = argument.lstrip("+").partition("=")
+        # Refuse signs that a person may not see. A setting's name has none of them, and a value no \r at its end.
+        if argument.endswith("\r"):
+            problem = f"{argument!r} ends in a carriage return, as each line of a script with Windows' line ends"
+            raise SettingsError(problem, r"convert the script: sed -i 's/\r$//' SCRIPT")
+        sign = hidden_sign(name)
+        if sign:
+            remedy = "type it anew: editors and web pages put such signs in place of - and quotes, or between letters"
+            raise SettingsError(f"cannot read {argument!r}, which has {sign}", remedy)
         if name.startswith("-") or not name or not equals:
             remedy = "settings are typed NAME=VALUE, without dashes; --help all lists them"
             raise SettingsError(f"cannot read {argument!r}", remedy)
@@ -35,6 +44,15 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
             raise SettingsError(f"{name}= is empty", "give it a value, or leave it out")
         values[name] = value
     return values
+
+
+def hidden_sign(text: str) -> str:
+    """Return the first sign of a text that is invisible, or looks like - or a quote, as U+2013 (EN DASH); or ""."""
+    for letter in text:
+        is_hidden = unicodedata.category(letter) in ("Cf", "Zs", "Pd", "Pi", "Pf")
+        if is_hidden and not letter.isascii():
+            return f"U+{ord(letter):04X} ({unicodedata.name(letter, 'no name')})"
+    return ""
 
 
 def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
@@ -83,7 +101,9 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
     try:
         return read(value)
     except (LookupError, ValueError, yaml.YAMLError):
-        fault = f"is not {noun}{', or null' * is_nullable}"
+        sign = hidden_sign(format_value(value))
+        has_sign = f", and has {sign}" if sign else ""
+        fault = f"is not {noun}{', or null' * is_nullable}{has_sign}"
         raise SettingsError(fault, setting=name, value=value) from None
 
 

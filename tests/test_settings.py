@@ -162,6 +162,7 @@ def test_a_path_on_another_drive_is_told_whole(monkeypatch):
 @given(text=st.text())
 @settings(max_examples=60, deadline=None)
 def test_a_text_of_any_characters_is_what_was_typed(text):
+    text = text.rstrip("\r")  # of a script's line
     assert from_arguments(SampleConfig, [f"prompt={text}"]).prompt == text
     (word,) = shlex.split(hydra_quoted("hydra.sweep.dir", f"x{text}"))
     read = OverridesParser.create().parse_override(word).value()
@@ -343,6 +344,12 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         *(("sample.py", f"{name}=", f"{name}= is empty") for name in ("prompts", "prompt_file", "results")),
         *(("eval.py", f"{name}=", f"{name}= is empty") for name in ("checkpoint", "against", "page", "data.path")),
         ("export.py", "to=x import_from=", "import_from= is empty: give it a value, or leave it out"),
+        ("sample.py", "seed=5\u200b", "is not a whole number, and has U+200B (ZERO WIDTH SPACE): correct it"),
+        ("sample.py", "top_p=−1", "top_p=−1 is not a number: correct it"),  # a minus, which a person sees
+        ("sample.py", "–top_k=4", "cannot read '–top_k=4', which has U+2013 (EN DASH): type it anew"),
+        ("sample.py", "\ufeffseed=4", r"cannot read '\ufeffseed=4', which has U+FEFF (ZERO WIDTH NO-BREAK SPACE)"),
+        ("eval.py", "checkpoint=a notes.txt”", "which has U+201D (RIGHT DOUBLE QUOTATION MARK): type it anew"),
+        ("eval.py", "checkpoint=a über.txt", "cannot read 'über.txt': settings are typed NAME=VALUE"),
         ("sample.py", "stop=[a", "stop=[a is not a list of texts, as in '[a,b]'"),
         ("sample.py", "stop=[[a]]", "stop=[[a]] is not a list of texts"),
         ("sample.py", "interactive=true prompt=a", "prompt=a and interactive=true are given: choose one"),
@@ -355,6 +362,14 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
 def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed, said):
     with pytest.raises(SettingsError, match=re.escape(said)):
         from_arguments(SCHEMAS[script], typed.split())
+
+
+@pytest.mark.parametrize("argument", ["run_dir=a", "seed=5", "max_new_tokens=5", "to=x", "-m", "bogus", ""])
+def test_a_carriage_return_of_a_script_from_windows_becomes_no_part_of_a_name(argument):
+    said = r"ends in a carriage return, as each line of a script .*: convert the script: sed -i 's/\\r\$//' SCRIPT\.$"
+    with pytest.raises(SettingsError, match=said):
+        parse_overrides(["seed=1", f"{argument}\r"])
+    assert parse_overrides(["prompt=a\rb", r"stop=a\r"]) == {"prompt": "a\rb", "stop": r"a\r"}
 
 
 @pytest.mark.parametrize(
