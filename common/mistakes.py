@@ -51,8 +51,9 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
         sentence = sentence_for(error) or explain(error)
         if not sentence and rank is None:
             raise
-        # Under torchrun all ranks make the same mistake, and rank 0 alone prints it. A device fails on one rank.
-        is_later_rank = (rank or "").strip("0").isdecimal()
+        # Under torchrun all ranks make the same mistake, and rank 0 alone prints it. A device fails on one rank. Where
+        # something else set RANK, there may be no rank 0.
+        is_later_rank = "TORCHELASTIC_RUN_ID" in os.environ and (rank or "").strip("0").isdecimal()
         if not is_later_rank or not sentence or isinstance(error, DeviceError | RuntimeError):
             print_error(f"error: {visible(sentence)}".replace("\n", "␊") if sentence else traceback.format_exc())
         status = 1

@@ -25,6 +25,7 @@ import train as train_module
 import training.distributed
 from common.console import progress_bar
 from common.errors import SettingsError
+from common.mistakes import mistakes_explained
 from model.config import GPTConfig
 from model.cpu import MATMUL
 from model.loss import chunk_loss_and_gradient
@@ -461,3 +462,29 @@ def test_the_memory_of_a_machine_is_its_ram_and_without_resource_psutil_knows_it
     monkeypatch.setitem(sys.modules, "resource", None)
     monkeypatch.setattr(Path, "read_text", mock.Mock(side_effect=FileNotFoundError))
     assert peak_memory(cpu) == 700_000_000
+
+
+@pytest.mark.parametrize("variables", [{}, {"TORCHELASTIC_RUN_ID": "1"}])
+def test_a_later_rank_is_silent_only_under_torchrun_whose_first_rank_speaks(monkeypatch, capsys, variables):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit, match="1"), mistakes_explained():
+        Ranks.of_torchrun().join(torch.device("cpu"))
+    said = capsys.readouterr().err
+    assert said.startswith("error: RANK=1 finds no other (") == (not variables) and bool(said) == (not variables)
+
+
+@pytest.mark.parametrize(("size", "number"), [("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("PMI_SIZE", "PMI_RANK")])
+def test_processes_that_another_launcher_started_are_told_that_each_trains_alone(
+    train_config, monkeypatch, caplog, size, number
+):
+    monkeypatch.setenv(size, "1")  # as of a job with one task
+    assert not Ranks.warning()
+    monkeypatch.setenv(size, "4")
+    monkeypatch.setenv(number, "2")
+    train(replace(train_config, max_steps=1))
+    said = [record.getMessage() for record in caplog.records if "has started" in record.getMessage()]
+    (line,) = said
+    assert "has started 4 processes, and each trains a model of its own" in line and f"{number}=2 is this one" in line

@@ -25,6 +25,12 @@ from training.config import TrainConfig
 
 Value = TypeVar("Value")
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+# Launchers, with the variables of their count of processes and of a process's number.
+LAUNCHERS = (
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpiexec", "PMI_SIZE", "PMI_RANK"),
+)
 TORCHRUN = "start with torchrun, which sets these variables, or unset them"
 
 
@@ -48,6 +54,17 @@ class Ranks:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         rank, size, local_rank, local_size = (int(os.environ.get(name, "0")) for name in names)
         return cls(rank, size, local_rank, local_size or size, launched=True)
+
+    @staticmethod
+    def warning() -> str:
+        """Return a warning if another launcher than torchrun has started several processes, otherwise ""."""
+        for launcher, size, number in LAUNCHERS:
+            count = os.environ.get(size, "")
+            if count.isdecimal() and int(count) > 1:
+                said = f"{launcher} has started {count} processes, and each trains a model of its own"
+                place = f"{number}={os.environ.get(number, '?')} is this one"
+                return f"{said} ({place}): to train one together, let {launcher} start torchrun."
+        return ""
 
     def join(self, device: torch.device) -> None:
         """Join the process group if torchrun started this process."""

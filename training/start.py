@@ -88,6 +88,8 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
         log_handler = MemoryHandler(1)  # keeps the log until the run has a directory
         log.addHandler(log_handler)
         stack.callback(log.removeHandler, log_handler)
+        if not ranks.launched and Ranks.warning():
+            log.warning("%s", Ranks.warning())
         device = choose_device(config.device, ranks.local_rank, ranks.local_size)
         stack.enter_context(generator_kept(device))
         ranks.join(device)
