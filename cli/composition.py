@@ -32,8 +32,9 @@ from common.console import show_log
 from common.errors import SettingsError, first_line
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
-from common.text import flat, literal, quote
+from common.text import flat, literal, quote, seen_from_here
 from runs.summary import begin_job, fail_job, has_checkpoints, threads_of_sweep
+from sweeps.grid import VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
 from training.config import TrainConfig
 
@@ -234,10 +235,12 @@ def explain(error: BaseException) -> str | None:
     """Return one sentence for a mistake that Hydra or OmegaConf finds, else None."""
     if isinstance(error, MissingConfigException) and error.options:
         group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", error.missing_cfg_file or "/")[0]
-        return f"{group}={option} does not exist: choose {group} from {', '.join(error.options)}."
+        return f"{group}={option} does not exist: {remedy_for_option(group, option, error.options)}."
     if isinstance(error, OverrideParseException):
         quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"
         remedy = f"{quoted}, as in 'data.path=\"notes (1).txt\"'; ranges are choice(2,4,8) and range(1,5)"
+        if str(error.override).startswith("hydra.sweeper.variants="):
+            remedy = VARIANTS
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
@@ -246,3 +249,12 @@ def explain(error: BaseException) -> str | None:
             place = mistake.full_key or "a value"
             return f"{place} cannot be read ({first_line(mistake)}): ${{NAME}} stands for the value of a setting."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None
+
+
+def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:
+    """Return the remedy for an option that a group of conf/ lacks."""
+    file = CONF / group / f"{option.removesuffix('.yml')}.yml"  # which Hydra does not read
+    if file.is_file():
+        return f"rename {seen_from_here(file)} to {file.stem}.yaml"
+    similar = [known for known in options if known.lower() == Path(option).stem.lower()]
+    return f"did you mean {group}={similar[0]}" if similar else f"choose {group} from {', '.join(options)}"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,10 @@ class Grid(Sweeper):
             remedy = "leave it out, or write an experiment's ranges as {seed: '1,2,3'}"
             raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
         self.groups = [str(variant).split() for variant in given]
+        for override in chain.from_iterable(self.parse(group).values() for group in self.groups):
+            if override.is_sweep_override():
+                problem = f"hydra.sweeper.variants: {override.input_line} is several values in one variant"
+                raise SettingsError(problem, "write a variant for each value")
 
         # Fix the folder: each parallel job composes its settings anew, and its default has the time in it.
         if config.dry_run:  # it leaves nothing behind

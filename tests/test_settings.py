@@ -15,6 +15,7 @@ import pytest
 from conftest import settings_of, some
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import MissingConfigException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -263,6 +264,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m hydra/launcher=x": "hydra/launcher=x does not exist: choose hydra/launcher from",
     "model=huge": "model=huge does not exist: choose model from gpt2",
     "+experiment=nope": "experiment=nope does not exist: choose experiment from",
+    "experiment=Heads": "experiment=Heads does not exist: did you mean experiment=heads.",
+    "optimizer=conf/optimizer/adamw.yaml": "conf/optimizer/adamw.yaml does not exist: did you mean optimizer=adamw.",
     "-m optimizer=sgd": "optimizer=sgd does not exist: choose optimizer from adamw, muon",
     "model=small,tiny": "model=small,tiny is several values for one run: add -m",
     "attention=sdpa,loop": "attention=sdpa,loop is several values for one run: add -m",
@@ -309,6 +312,17 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "~optimizer=muon": "there is no setting ~optimizer: did you mean optimizer",
     **{f"{flag} 4": f"cannot read '{flag}': settings" for flag in ("-v", "--cfg", "--batch_size=4")},
 }
+
+
+@pytest.mark.parametrize("typed", ["mine", "mine.yml"])
+def test_an_option_in_a_file_that_hydra_does_not_read_is_found(tmp_path, monkeypatch, typed):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yml").write_text("seed: 2")
+    monkeypatch.setattr("cli.composition.CONF", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    error = MissingConfigException("", missing_cfg_file=f"experiment/{typed}", options=["heads"])
+    said = f"experiment={typed} does not exist: rename experiment/mine.yml to mine.yaml."
+    assert explain(error) == said
 
 
 def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_has_it():
