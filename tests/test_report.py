@@ -10,6 +10,7 @@ import math
 import random
 import re
 import runpy
+import shutil
 import statistics
 import sys
 import time
@@ -531,3 +532,35 @@ def test_nothing_is_lost_on_any_paper(every_page):
         drawn = [drawn_on_paper(page, dict(paperWidth=x, paperHeight=y), width=1000) for x, y in sizes]
         letter, a4 = (sum(stream.count(b"Tj") for stream in found) for found in drawn)
         assert letter > 100 and a4 == pytest.approx(letter, rel=0.02)
+
+
+FORBIDDEN = """<script>Object.defineProperty(window, "sessionStorage", {get() {
+  throw new DOMException("The document is sandboxed", "SecurityError");
+}});</script>"""
+
+
+@needs_browser
+def test_a_page_is_drawn_where_a_sandbox_forbids_storage(train_config, sweep):
+    train(train_config)
+    count = "return document.querySelectorAll('svg *, tr').length;"
+    for page in (page_of(train_config), sweep):
+        text = page.read_text(encoding="utf-8")
+        whole = browse(page, count)
+        page.write_text(
+            text.replace('<meta charset="utf-8">', f'<meta charset="utf-8">{FORBIDDEN}', 1), encoding="utf-8"
+        )
+        assert browse(page, count) == whole > 50
+
+
+@needs_browser
+def test_choices_that_a_reloaded_page_no_longer_has_leave_it_as_it_begins(sweep):
+    count = "document.querySelectorAll('svg *, tr').length"
+    with Browser(sweep) as browser:
+        browser.run("$('colour').value = 'optimizer.lr'; $('logx').checked = true; update()")
+        for number in (2, 3, 6, 7, 8):  # the other rates
+            shutil.rmtree(sweep.parent / str(number))
+        write_leaderboard(sweep.parent)
+        browser.run("window.old = true; location.reload()")
+        while browser.run("window.old || document.readyState !== 'complete'"):
+            pass
+        assert browser.run("[$('colour').value, $('logx').checked]") == ["attention", True] and browser.run(count) > 50
