@@ -22,7 +22,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from common.console import ending_signals, exit_on_signal
 from common.errors import SettingsError
@@ -86,6 +86,9 @@ class Grid(Sweeper):
         if launcher in EXTRAS and config.hydra.launcher._target_ not in installed:
             remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
             raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
+        if OmegaConf.select(config, "hydra.job.chdir"):
+            problem = "hydra.job.chdir=true moves jobs away from the folder in which their paths were typed"
+            raise SettingsError(problem, "leave it out: a job's files are in its folder without it")
         given = [""] if self.variants is None else self.variants
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise SettingsError(f"hydra.sweeper.variants={given} is no list of overrides", VARIANTS)

@@ -457,6 +457,7 @@ MISTAKES = {
     "seed=1,two": "error: seed=two is not a whole number",
     "device=cpu,tpu": "error: device=tpu is not a device: choose auto, cpu",
     "hydra.sweep.dir=/proc/x seed=1,2": "hydra.sweep.dir=/proc/x cannot be used",
+    "hydra.job.chdir=true seed=1,2": "hydra.job.chdir=true moves jobs away from the folder in which their paths were",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
     "hydra.launcher.n_jobs=2 seed=1,2": "there is no setting hydra.launcher.n_jobs",
     "hydra/sweeper=grid2 seed=1,2": "hydra/sweeper=grid2 does not exist: choose hydra/sweeper from",
