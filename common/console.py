@@ -90,7 +90,7 @@ def exit_on_signal(number: int, frame: FrameType | None) -> None:
 
 
 class Signals:
-    """Records the signals of ending_signals() for the loop to poll; a second Ctrl-C ends at once."""
+    """Records the signals of ending_signals() for the loop; a second Ctrl-C ends at once."""
 
     def __init__(self, passed_on: bool = False) -> None:
         """passed_on: whether torchrun passes signals on, so that one Ctrl-C arrives twice."""

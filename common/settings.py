@@ -47,7 +47,10 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
 
 
 def hidden_sign(text: str) -> str:
-    """Return the first sign of a text that is invisible, or looks like - or a quote, as U+2013 (EN DASH); or ""."""
+    """Return the first sign of a text that is invisible or looks like - or a quote; or "".
+
+    It is named by its code, as in U+2013 (EN DASH).
+    """
     for letter in text:
         is_hidden = unicodedata.category(letter) in ("Cf", "Zs", "Pd", "Pi", "Pf")
         if is_hidden and not letter.isascii():

@@ -146,7 +146,7 @@ def fail_job(folder: Path, error: BaseException) -> None:
 
 
 def threads_of_sweep(sweep: Path) -> int | None:
-    """Return the number of threads of the first run in a sweep's folder; None if none has begun on a CPU."""
+    """Return the threads of the first run in a sweep's folder; None without one on a CPU."""
     for file in sorted(sweep.glob(f"*/**/{NAME}")):
         summary = read_summary(file.parent)
         if summary and summary.threads:

@@ -23,6 +23,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from common.console import ending_signals, exit_on_signal
 from common.errors import SettingsError
@@ -112,6 +113,7 @@ class Grid(Sweeper):
         config.hydra.sweep.dir = literal(str(self.folder))
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(self.folder)}")
 
+        self.places: dict[str, Sequence[str]] = {}
         self.task_function: Any = task_function
         self.config: DictConfig = config
         self.launcher: Launcher = plugins.instantiate_launcher(hydra_context, task_function, config)
@@ -180,8 +182,17 @@ class Grid(Sweeper):
         return self.task_function.check(job, lambda: self.compose(job))
 
     def compose(self, job: Sequence[str]) -> DictConfig:
-        """Compose a job as Hydra will; SettingsError if it brings settings of the sweep."""
-        return self.compositions.of_job(job)
+        """Compose a job as Hydra will.
+
+        Raises SettingsError if it brings settings of the sweep, or has the folder of another job.
+        """
+        cfg = self.compositions.of_job(job)
+        with suppress(OmegaConfBaseException):  # of a folder with the job's number, which only the job has
+            place = cfg.hydra.sweep.subdir
+            if self.places.setdefault(place, job) != job:
+                problem = f"hydra.sweep.subdir={place} is the folder of several jobs"
+                raise SettingsError(problem, "end it in /${hydra.job.num}, and quote it for the shell")
+        return cfg
 
     def refuse_other_code(self) -> None:
         """Raise SettingsError if the folder has runs of other code, unless allow_changes=true."""

@@ -631,7 +631,7 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
         ({"give_up": "soon"}, [], "hydra.sweeper.give_up=soon must be a whole number from 2"),
         ({"delta": 0}, [], "hydra.sweeper.delta=0 must be a number above 0, or null"),
         ({"delta": "little"}, [], "hydra.sweeper.delta=little must be a number above 0, or null"),
-        ({"metric": "loss"}, [], "hydra.sweeper.metric=loss is not known: choose one of seed, step"),
+        ({"metric": "loss"}, [], "hydra.sweeper.metric=loss is not known: choose one of seed, threads, step"),
         ({}, ["attention=mla"], "attention is what hydra.sweeper.variants compares: leave it out"),
     ],
 )

@@ -187,7 +187,8 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
         assert (ROOT / script).is_file(), script
     if page.stem == "CHANGELOG":  # which names settings that are gone
         return
-    known = {name for schema in SCHEMAS.values() for name in setting_hints(schema)} | {"hydra.sweep.dir", *GROUPS}
+    known = {name for schema in SCHEMAS.values() for name in setting_hints(schema)} | {*GROUPS}
+    known |= {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir"}
     for file in (ROOT / "conf/hydra/sweeper").glob("*.yaml"):
         known |= {f"hydra.sweeper.{name}" for name in yaml.safe_load(file.read_text())}
     groups = "data|model|tokenizer|optimizer|schedule|wandb|plan"

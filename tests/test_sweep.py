@@ -457,6 +457,8 @@ MISTAKES = {
     "seed=1,two": "error: seed=two is not a whole number",
     "device=cpu,tpu": "error: device=tpu is not a device: choose auto, cpu",
     "hydra.sweep.dir=/proc/x seed=1,2": "hydra.sweep.dir=/proc/x cannot be used",
+    "hydra.sweep.subdir=x seed=1,2": "subdir=x is the folder of several jobs: end it in /${hydra.job.num}, and quote",
+    "hydra.sweep.subdir=lr-${optimizer.lr} seed=1,2 optimizer.lr=1,2": "hydra.sweep.subdir=lr-1 is the folder of",
     "hydra.job.chdir=true seed=1,2": "hydra.job.chdir=true moves jobs away from the folder in which their paths were",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
     "hydra.launcher.n_jobs=2 seed=1,2": "there is no setting hydra.launcher.n_jobs",

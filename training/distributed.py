@@ -57,7 +57,7 @@ class Ranks:
 
     @staticmethod
     def warning() -> str:
-        """Return a warning if another launcher than torchrun has started several processes, otherwise ""."""
+        """Return a warning if srun or mpirun has started several processes; otherwise ""."""
         for launcher, size, number in LAUNCHERS:
             count = os.environ.get(size, "")
             if count.isdecimal() and int(count) > 1:
