@@ -317,13 +317,12 @@ def test_every_pair_of_features_is_its_definition_by_every_executor(names):
 @pytest.mark.slow
 @pytest.mark.parametrize("weighting", WEIGHTINGS, ids=lambda weighting: weighting.name)
 @pytest.mark.parametrize("names", SETS, ids="+".join)
-def test_every_pair_of_features_is_its_definition_under_every_weighting_in_every_type(names, weighting):
+def test_every_pair_of_features_is_its_definition_under_every_weighting(names, weighting):
     generator = random.Random(f"{names} {weighting.name}")
-    for seed, dtype in enumerate(DTYPES):
-        check(names, weighting, dtype, *texts(generator, names, LENGTHS), seed)
+    check(names, weighting, generator.choice(DTYPES), *texts(generator, names, LENGTHS), 1)
 
 
-@pytest.mark.parametrize("seed", [*range(16), *(pytest.param(n, marks=pytest.mark.slow) for n in range(16, 300))])
+@pytest.mark.parametrize("seed", [*range(16), *(pytest.param(n, marks=pytest.mark.slow) for n in range(16, 150))])
 def test_random_triples_of_features_are_their_definition_by_every_executor(seed):
     generator = random.Random(seed)
     names = tuple(generator.sample(FEATURES, 3))

@@ -160,7 +160,7 @@ def test_a_job_goes_on_with_a_changed_text_if_the_sweep_allows_it(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkout", ["clean", "dirty", "none", "zip"])
+@pytest.mark.parametrize("checkout", ["dirty", "zip"])
 def test_a_comparison_goes_on_with_its_code_alone_whatever_git_knows(checkout, tmp_path):
     """In a clean and a dirty checkout, in a copy without git, and in one that was unpacked elsewhere."""
     place = copy_code(tmp_path / "code")
