@@ -137,9 +137,9 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
         if run.ranks.is_first:  # which alone logs them
             sample = write_sample(run)
             if finished and run.config.sample_tokens:
-                with run.activity("the measurement of decoding", "sample_tokens=0"):
+                with run.names_lack_of_memory("the measurement of decoding", "sample_tokens=0"):
                     run.decode_rate = decode_rate(run.model)
-        with run.activity("the measurement of the heads"):  # by the loggers, for the page
+        with run.names_lack_of_memory("the measurement of the heads"):  # by the loggers, for the page
             loggers.on_evaluation(result, sample)
     # Save the result. The checkpoint has the weights already: only its meta.json is written.
     if is_saved or finished:
@@ -150,7 +150,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
 def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
     """Score the model on at most `max_tokens` inputs of the validation split."""
     batch_size = run.config.eval_batch_size or run.micro_batch_size
-    with run.activity("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else ""):
+    with run.names_lack_of_memory("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else ""):
         return evaluate(run.model, run.data, batch_size, run.autocast, run.ranks, max_tokens)
 
 
@@ -177,10 +177,10 @@ def write_sample(run: Run) -> str:
     if not config.sample_tokens or not run.data.tokenizer:
         return ""
     try:
-        with run.activity("the sample", "sample_tokens=0"):
+        with run.names_lack_of_memory("the sample", "sample_tokens=0"):
             prompt = config.sample_prompt
             text = generate_text(run.model, run.data.tokenizer, prompt, max_new_tokens=config.sample_tokens)
             return "".join(text)
-    except FloatingPointError as error:  # check_numbers() ends the run if the weights stay like this
+    except FloatingPointError as error:  # check_skipped_steps() ends the run if the weights stay like this
         log.warning("step %d: there is no sample (%s)", run.progress.step, error)
         return ""

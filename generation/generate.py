@@ -59,7 +59,8 @@ def generate(
         raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each.")
-    prompts = [prompt[-model.config.block_size :] for prompt in prompts]
+    limit = model.longest_context  # None: a state reads a text of any length
+    prompts = [prompt if limit is None else prompt[-limit:] for prompt in prompts]
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
     # A generator for each sample: its random numbers do not depend on the size of the batch.
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]

@@ -289,8 +289,9 @@ class GPT(nn.Module):
             biases            0                    0
 
         The second number is the standard deviation. o_proj and down_proj write to the residual stream: with zero_init
-        it begins as the embedding alone. Norms and modifiers keep the values that their own modules set. The draws
-        follow the order of named_modules().
+        it begins as the embedding alone. Norms and parameters of modifiers keep the values that their modules set, but
+        a modifier's nn.Linear and nn.Embedding are drawn as all others: starts_at_zero = True makes a layer begin at 0.
+        The draws follow the order of named_modules().
         """
         for name, module in self.named_modules():
             is_tied = module is self.lm_head and self.config.tie_embeddings

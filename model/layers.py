@@ -23,7 +23,7 @@ class Linear(nn.Linear):
     """
 
     starts_at_zero = False
-    """Whether a GPT draws no weights for it."""
+    """Whether a GPT sets its weights to zero."""
 
     def __init__(self, in_features: int, *parts: int, bias: bool) -> None:
         super().__init__(in_features, sum(parts), bias)

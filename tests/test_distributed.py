@@ -119,7 +119,7 @@ ranks = Ranks(rank, 2, rank, 2, launched=True)
 started = time.monotonic()
 for place in ("text", "weights"):
     time.sleep(3 * rank)
-    ranks.meet(place, every=0.05)
+    ranks.wait_for_all(place, every=0.05)
 print(round(time.monotonic() - started))
 ranks.leave()
 assert not dist.is_initialized()

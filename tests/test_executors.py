@@ -16,7 +16,7 @@ from test_fused import Varlen
 from model.attention import FORMS, executors
 from model.attention.call import Call, Indexer, Relative, add_sink, contradiction
 from model.attention.contract import of_weighting
-from model.attention.executors import OF_SDPA, OF_WEIGHTING, Executor, attend, choose, obstacle
+from model.attention.executors import OF_SDPA, OF_WEIGHTING, Executor, choose, obstacle, run_call
 from model.attention.weighting import PLAIN, Blockwise, Own, Sigmoid, Softcap, Softmax, Sparsemax, Stick, Unknown
 
 B, H, HKV, D, DV = 2, 2, 1, 8, 12
@@ -397,9 +397,9 @@ def test_softmax1_keeps_its_null_key_under_a_window_on_a_gpu():
     call = make(("window",), PLAIN, torch.bfloat16, 70, 70, 0).call
     softmax1 = FORMS["softmax1"]
     plain, more = call, softmax1.call(*call[:3], window=call.window)
-    found = attend(more, softmax1.executors, "cuda")[0]
+    found = run_call(more, softmax1.executors, "cuda")[0]
     near(found, definition(more), 2e-2, "softmax1")
-    assert (found - attend(plain, OF_WEIGHTING, "cuda")[0]).abs().max() > 0.1
+    assert (found - run_call(plain, OF_WEIGHTING, "cuda")[0]).abs().max() > 0.1
     assert (
         choose(plain, OF_WEIGHTING, "cuda").name == "varlen" and choose(more, OF_WEIGHTING, "cuda").name == "weighted"
     )
@@ -409,7 +409,7 @@ def test_a_null_key_beside_a_sink_adds_1_and_the_sinks_exponential_to_the_denomi
     q, k, v = torch.randn(3, B, H, 9, D, dtype=torch.float64).unbind()
     sink = torch.randn(H, dtype=torch.float64)
     softmax1 = FORMS["softmax1"]
-    y, _ = attend(add_sink(softmax1.call(q, k, v), sink), softmax1.executors)
+    y, _ = run_call(add_sink(softmax1.call(q, k, v), sink), softmax1.executors)
     scores = (q @ k.mT / math.sqrt(D)).masked_fill(torch.ones(9, 9).triu(1) > 0, -math.inf).exp()
     near(y, scores / (scores.sum(-1, keepdim=True) + 1 + sink[:, None, None].exp()) @ v, 1e-12, "softmax1 with a sink")
 
@@ -419,7 +419,7 @@ def test_a_plan_for_a_gpu_chooses_as_there_and_drops_nothing():
     call = make(("dropout_p",), PLAIN, torch.bfloat16, 300, 300, 0).call
     ran = []
     ways = tuple(e._replace(run=lambda call, e=e: ran.append((e.name, call.dropout_p)) or e.run(call)) for e in OF_SDPA)
-    planned, here = attend(call, ways, "cuda")[0], attend(call, ways)[0]
+    planned, here = run_call(call, ways, "cuda")[0], run_call(call, ways)[0]
     assert ran == [("folded", 0.0), ("fused", P)] and (planned != 0).sum() > (here != 0).sum()
 
 
@@ -450,6 +450,6 @@ def test_large_scores_in_half_precision_are_as_exact_as_in_float32(name, dtype, 
     call = function.call(q, k, v, **given)
     double = {name: tuple(t.double() for t in x) if name == "bias" else x.double() for name, x in given.items()}
     exact = FORMS["loop"] if form in ("matmul", "einsum", "bmm", "sdpa") else function
-    wanted = attend(exact.call(q.double(), k.double(), v.double(), **double), exact.executors)[0]
+    wanted = run_call(exact.call(q.double(), k.double(), v.double(), **double), exact.executors)[0]
     for executor in able(call):
         near(compute(executor, call), wanted, most, executor.name)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from model.attention import FORMS, AttentionContext, fused, make_attention
 from model.attention.call import Call
-from model.attention.executors import FOLDED, OF_WEIGHTING, VARLEN, WEIGHTED, attend, choose
+from model.attention.executors import FOLDED, OF_WEIGHTING, VARLEN, WEIGHTED, choose, run_call
 from model.attention.fused import folded
 from model.attention.masks import causal_mask
 from model.cache import KVCache
@@ -222,7 +222,7 @@ def test_autocast_rounds_no_channel(varlen):
     decay = -(torch.rand(B, H, T) * 100).cumsum(-1)
     expected = exactly(Call(q, k, v, bias=(decay, -decay)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, _ = attend(Call(q, k, v, bias=(decay, -decay)), (FOLDED,), "cuda")
+        found, _ = run_call(Call(q, k, v, bias=(decay, -decay)), (FOLDED,), "cuda")
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0.03)
 

@@ -209,6 +209,17 @@ OTHERS = [
 ]
 
 
+def test_a_model_of_states_reads_a_prompt_longer_than_its_block_whole():
+    model = random_gpt(attention="linear", vocab_size=257)
+    text = list(range(65, 65 + model.config.block_size))  # of which the first token alone differs
+    prompts = [[first, *text] for first in range(70, 90)]
+    with torch.inference_mode():
+        wanted = [model(torch.tensor([prompt]))[0, -1].argmax().item() for prompt in prompts]
+    assert len({*wanted}) > 1
+    found = tokens_drawn(model, BYTE, prompts, [0] * 20, SamplingParams(temperature=0, max_new_tokens=1))
+    assert [tokens for (tokens,) in found] == wanted
+
+
 @pytest.mark.parametrize(
     "model_settings",
     some(

@@ -15,7 +15,7 @@ from common.errors import SettingsError
 from model.attention import AttentionContext
 from model.attention.call import Call, add_sink
 from model.attention.contract import of_weighting
-from model.attention.executors import attend
+from model.attention.executors import run_call
 from model.attention.fading import faded_scores
 from model.attention.recurrent import in_chunks, token_by_token
 from model.attention.weighting import PLAIN, Softcap, Sparsemax
@@ -114,7 +114,7 @@ def test_a_sink_of_each_query_is_one_more_key_of_its_score_in_value_and_gradient
     q, k, v = torch.randn(3, B, H, T, D).double().requires_grad_().unbind()
     sink, constant = torch.randn(B, H, T).double().requires_grad_(), torch.randn(H).double().requires_grad_()
     call = add_sink(add_sink(Call(q, k, v, weighting), constant), sink)
-    found = attend(call, of_weighting(weighting).executors)[0]
+    found = run_call(call, of_weighting(weighting).executors)[0]
     scores = weighting.squashed(q @ k.mT / math.sqrt(D)).masked_fill(torch.ones(T, T).triu(1) > 0, -math.inf)
     both = torch.logaddexp(constant[:, None], sink)[..., None]
     wanted = weighting.weights(torch.cat((scores, both), -1))[..., :-1] @ v

@@ -119,6 +119,18 @@ def test_muon_knows_the_width_of_a_head_and_the_rows_of_each_matrix_in_a_joined_
     assert muon.parts[block.mlp.gate_up_proj.weight] == (40, 40) and muon.parts[block.mlp.down_proj.weight] == (32,)
 
 
+def test_muon_takes_a_persons_own_nn_linear_as_one_matrix():
+    model = random_gpt()
+    own = model.blocks[0].own = torch.nn.Linear(32, 24)
+    muon = make_optimizers(model, OptimizerConfig(lr=0.02, weight_decay=0.0, momentum=0.0))[0]
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    start, gradient = own.weight.detach().clone(), own.weight.grad.clone()
+    take(muon)
+    wanted = -0.02 * polar(gradient, None)
+    assert (own.weight - start - wanted).norm() < 0.12 * wanted.norm()
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-9])  # the second makes eps matter
 def test_adamw_moves_weights_as_torchs_own_does_to_the_bit(scale):
     shape = dict(bias=True, norm="layernorm", position="learned")

@@ -1,7 +1,7 @@
 """Several processes that train one model under torchrun: ranks, collectives, DDP.
 
-A single process is rank 0 of 1, on which nothing here has an effect. The numbers on which ranks agree at every step go
-from CPU to CPU by gloo, so no device waits for them.
+A single process is rank 0 of 1, whose collectives have no effect. Signals and times, on which ranks agree at every
+step, go from CPU to CPU by gloo, so no device waits for them; losses and gradients by NCCL.
 """
 
 import gc
@@ -100,7 +100,7 @@ class Ranks:
         """Replace a tensor by its mean over the ranks."""
         return self.sum_(tensor).div_(self.size)
 
-    def send_(self, tensor: Tensor) -> None:
+    def broadcast_(self, tensor: Tensor) -> None:
         """Replace a tensor by rank 0's."""
         if self.launched:
             dist.broadcast(tensor, src=0)
@@ -117,7 +117,7 @@ class Ranks:
         all_gather(whole, own)
         return whole[: len(rows)]
 
-    def meet(self, place: str, every: float = 1.0) -> None:
+    def wait_for_all(self, place: str, every: float = 1.0) -> None:
         """Wait until all ranks have come to a place, for hours if need be: no collective does.
 
         Those of another machine may still prepare its text. every: seconds between two looks.
@@ -138,7 +138,7 @@ class Ranks:
             gc.collect()
             dist.destroy_process_group()
 
-    def broadcast(self, value: Value) -> Value:
+    def broadcast_object(self, value: Value) -> Value:
         """Return rank 0's value on every rank."""
         if not self.launched:
             return value

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from model.gpt import GPT
-from model.layers import Linear
 from training.config import OptimizerConfig, ScheduleConfig
 from training.device import choose_precision
 from training.distributed import Ranks
@@ -84,7 +83,7 @@ def with_gradients(group: Group) -> list[tuple[nn.Parameter, Tensor]]:
 
 
 def has_launches(tensor: Tensor) -> bool:
-    """Return whether to launch a kernel takes longer than to move a small matrix."""
+    """Return whether each operation launches a kernel, which may take longer than its work."""
     return not tensor.is_cpu
 
 
@@ -163,8 +162,9 @@ class Muon:
     def __init__(self, groups: list[Group], config: OptimizerConfig, model: GPT, ranks: Ranks) -> None:
         """Make an optimizer of three groups: channels in rows, channels in columns, others."""
         self.param_groups = groups
-        # The rows of each matrix in a weight that joins several.
-        self.parts = {layer.weight: layer.parts for layer in model.modules() if isinstance(layer, Linear)}
+        # The rows of each matrix in a weight that joins several. A person's own nn.Linear is one matrix.
+        linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        self.parts = {layer.weight: getattr(layer, "parts", (layer.out_features,)) for layer in linear}
         self.momentum = config.momentum
         self.width = model.config.head_channels
         self.ranks = ranks
@@ -297,7 +297,7 @@ def load_optimizer_state(
     for name, tensor in state.items():
         if ranks.is_first:
             tensor.copy_(saved[name])
-        ranks.send_(tensor)
+        ranks.broadcast_(tensor)
 
 
 def stable_then_linear(left: float, whole: float, decay_fraction: float) -> float:
@@ -344,7 +344,7 @@ def schedule_factor(
     if step < warmup:
         return (step + 1) / (warmup + 1)
 
-    # Decay, in the fraction of the run that the warm-up left.
+    # Decay, in the fraction of the run that the warm-up left: a step has taken progress / step so far.
     whole = 1 - progress * warmup / max(1, step)
     factor = decay(1 - progress, whole, schedule.decay_fraction) if whole > 0 else 1.0
     return schedule.final_factor + (1 - schedule.final_factor) * factor

@@ -111,7 +111,7 @@ class Run:
         # To read the numbers of skipped steps waits for the device: do so when the step is logged, or when as many may
         # have been skipped as end a run.
         if self.logs_step or is_due(self.progress.step, self.config.max_skipped_steps):
-            self.check_numbers()
+            self.check_skipped_steps()
 
     @property
     def logs_step(self) -> bool:
@@ -146,7 +146,7 @@ class Run:
         if signal:
             self.save()
             self.checkpointer.finish()
-            self.ranks.broadcast(None)  # a barrier: torchrun kills the remaining ranks once one exits
+            self.ranks.broadcast_object(None)  # a barrier: torchrun kills the remaining ranks once one exits
             raise SystemExit(128 + signal)
 
     def fraction_done(self) -> float:
@@ -167,8 +167,8 @@ class Run:
         If it exists, only its meta.json is written. Returns False, and writes nothing, while the run diverges or if a
         weight is not finite. Every rank must call.
         """
-        self.check_numbers(finished=finished)
-        with self.activity("a save"):
+        self.check_skipped_steps(finished=finished)
+        with self.names_lack_of_memory("a save"):
             return self._save(finished)
 
     def _save(self, finished: bool) -> bool:
@@ -192,9 +192,9 @@ class Run:
 
     def is_saved(self) -> bool:
         """Return whether this step's checkpoint has been written; every rank must call."""
-        return bool(self.ranks.broadcast(self.ranks.is_first and self.checkpointer.has(self.progress.step)))
+        return bool(self.ranks.broadcast_object(self.ranks.is_first and self.checkpointer.has(self.progress.step)))
 
-    def activity(self, name: str, smaller: str = "") -> AbstractContextManager[None]:
+    def names_lack_of_memory(self, name: str, smaller: str = "") -> AbstractContextManager[None]:
         """Name a part of the run, and a setting that makes it smaller, if memory runs out in it."""
         remedy = f"set {smaller}" if smaller else "choose a smaller model or model.block_size"
         return memory_errors(f"{name} after step {self.progress.step} needs more memory than there is", remedy)
@@ -212,7 +212,7 @@ class Run:
             logs=log_sizes(self.directory),
         )
 
-    def check_numbers(self, *, finished: bool = False) -> None:
+    def check_skipped_steps(self, *, finished: bool = False) -> None:
         """Copy the numbers of skipped steps from the device, and warn of new ones.
 
         Raises SettingsError for too many in a row and, if finished, for a loss or a weight that is not finite.

@@ -99,7 +99,7 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
         check_machine(config, device, ranks)
 
         # Build the run. Rank 0 chooses the checkpoint and the directory, as only it writes.
-        saved = ranks.broadcast(checkpoint_to_resume(config, stack) if ranks.is_first else None)
+        saved = ranks.broadcast_object(checkpoint_to_resume(config, stack) if ranks.is_first else None)
         note = ""
         if device.type == "cpu" and not ranks.launched:  # torchrun sets the threads of its processes
             kept = saved.meta.computed_on.get("threads") if saved else threads
@@ -108,7 +108,7 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
         run.threads_note = note
         if ranks.is_first:
             prepare_directory(run, saved, log_handler, stack)
-        run.directory = ranks.broadcast(run.directory)
+        run.directory = ranks.broadcast_object(run.directory)
 
         stack.callback(run.checkpointer.wait)
         with run.signals:
@@ -152,7 +152,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         had_compiled = saved.meta.computed_on.get("compiled") if saved else None
         compiled = choose_compile(config, device, model, had_compiled)
         compiled_loss = compiled or choose_compiled_loss(config, device)
-        ranks.meet("the weights")  # the machines may have prepared their text in turn
+        ranks.wait_for_all("the weights")  # the machines may have prepared their text in turn
         training_loss = parallelize(model, ranks, device, compiled, compiled_loss)
 
     # Build the run, with its progress.

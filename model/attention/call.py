@@ -70,7 +70,7 @@ class Call(NamedTuple):
     mask: Bool[Overlay, ""] | None = None
     """True where a query may attend, within causality, window and documents."""
     sees_later: bool | None = None
-    """True if queries see later keys too."""
+    """True if queries see later keys too. None, as in each field that is not there, if they do not."""
     doc_starts: Int[Tensor, "B T"] | None = None
     """The first key of each query's document."""
     window: int | None = None
@@ -86,9 +86,9 @@ class Call(NamedTuple):
     indexer: Indexer | None = None
     """The choice of a few keys by an indexer."""
     faded: Float[Tensor, "*lead Hkv S D"] | None = None
-    """The running sum of ln α, α the share of each channel of earlier keys that a position leaves: see fading.py."""
+    """Of wall: the running sum of ln α; a position leaves a share α of each channel of earlier keys. See fading.py."""
     tilt: Query | None = None
-    """r: weights p become p (1 + Σ p r·k - r·k)."""
+    """r of parallax: weights p become p (1 + Σ p r·k - r·k), see local.py."""
     dropout_p: float = 0.0
     """The probability of dropping a weight."""
     scale: float | None = None
@@ -105,7 +105,7 @@ def features(call: Call) -> list[str]:
     found = [name for name in call._fields if name not in REQUIRED and getattr(call, name) is not None]
     if not call.dropout_p:
         found.remove("dropout_p")
-    # A window that all keys fit into hides none. A recorded call has no length to compare it with.
+    # A window that all keys fit into hides none. A call that torch.export or jit.trace records has no length.
     if call.window is not None and not is_recorded() and call.window >= call.k.shape[-2]:
         found.remove("window")
     return found

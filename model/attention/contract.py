@@ -46,8 +46,8 @@ from model.attention.executors import (
     OF_WEIGHTING,
     Executor,
     Executors,
-    attend,
     of_steps,
+    run_call,
 )
 from model.attention.masks import as_bool
 from model.attention.registry import FORMS
@@ -88,7 +88,7 @@ class AttentionFunction:
         seen = None if mask is None else as_bool(mask)
         sees_later = None if is_causal else True
         call = self.call(q, k, v, mask=seen, sees_later=sees_later, matrix=bias, dropout_p=dropout_p, scale=scale)
-        return attend(call, self.executors)[0]
+        return run_call(call, self.executors)[0]
 
     def call(self, q: Query, k: Key, v: Value, **fields: Any) -> Call:
         """Return a call of this function with some fields."""

@@ -96,7 +96,7 @@ def choose(call: Call, executors: Executors, device: str) -> Executor:
     raise ValueError(f"nothing computes this attention: {', '.join(reasons)}.")
 
 
-def attend(call: Call, executors: Executors, device: str | None = None) -> tuple[Output, Loss]:
+def run_call(call: Call, executors: Executors, device: str | None = None) -> tuple[Output, Loss]:
     """Compute a call by the first executor that serves it.
 
     device: the type of device to choose for; by default that of the tensors. dry_run asks for another.
@@ -107,7 +107,7 @@ def attend(call: Call, executors: Executors, device: str | None = None) -> tuple
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = (t.to(dtype) if t.dtype.itemsize <= 4 else t for t in call[:3])
         with torch.autocast(kind, enabled=False):
-            return attend(call._replace(q=q, k=k, v=v), executors, device)
+            return run_call(call._replace(q=q, k=k, v=v), executors, device)
 
     call = with_constant_sink(call)
     executor = choose(call, executors, device or kind)
@@ -121,7 +121,7 @@ def attend(call: Call, executors: Executors, device: str | None = None) -> tuple
 # Sizes and types.
 
 
-def is_whole(call: Call) -> str | None:
+def unless_whole(call: Call) -> str | None:
     """FlashAttention aligns the first query with the first key.
 
     A large bias rounds the scores, though by less than half precision does. float32 would lose digits.
@@ -133,7 +133,7 @@ def is_whole(call: Call) -> str | None:
     return "a bias needs half precision" if has_channels and call.q.dtype.itemsize > 2 else None
 
 
-def suits_varlen(call: Call) -> str | None:
+def unless_varlen(call: Call) -> str | None:
     T, S = lengths(call)
     if call.q.ndim != 4 or T == 1:
         return "one token" if T == 1 else "not (B, H, T, D)"
@@ -146,7 +146,7 @@ def suits_varlen(call: Call) -> str | None:
     return None if has_varlen(call.q.device) else "needs an NVIDIA GPU from Ampere on"
 
 
-def is_short(call: Call) -> str | None:
+def unless_short(call: Call) -> str | None:
     """torch's kernels save no time there, and the matrix is small.
 
     Forward and backward of 24 × 4 heads of 32 channels: 1.5 ms instead of 1.7 at T = 64, 6.6 instead of 6.2 at 256, 31
@@ -158,25 +158,25 @@ def is_short(call: Call) -> str | None:
     return None if T <= SHORT and S <= SHORT else f"more than {SHORT} tokens"
 
 
-def is_short_half(call: Call) -> str | None:
-    return "not in half precision" if call.q.dtype.itemsize > 2 else is_short(call)
+def unless_short_half(call: Call) -> str | None:
+    return "not in half precision" if call.q.dtype.itemsize > 2 else unless_short(call)
 
 
-def is_long(call: Call) -> str | None:
+def unless_long(call: Call) -> str | None:
     T, S = lengths(call)
     if call.q.ndim != 4 or T == 1:
         return "one token" if T == 1 else "not (B, H, T, D)"
     return None if T * S > LONGEST_DENSE else f"no more than {SHORT}² pairs"
 
 
-def has_more(call: Call) -> str | None:
+def unless_more(call: Call) -> str | None:
     """chunked.py is faster where it knows all fields."""
     if call.relative is None and call.faded is None and call.tilt is None:
         return "for relative, faded and tilt"
-    return is_long(call)
+    return unless_long(call)
 
 
-def is_aligned(call: Call) -> str | None:
+def unless_aligned(call: Call) -> str | None:
     """torch's causality aligns the first query with the first key; a single query sees all."""
     T, S = lengths(call)
     fits = call.sees_later or T == S or (T == 1 and not is_recorded())
@@ -247,7 +247,7 @@ FOLDED = Executor(
     fields=PLAIN | {"doc_starts", "bias", "sink"},
     devices=("cuda",),
     modes=UNRECORDED,
-    misfit=is_whole,
+    misfit=unless_whole,
 )
 VARLEN = Executor(
     name="varlen",
@@ -256,7 +256,7 @@ VARLEN = Executor(
     fields=frozenset(("scale", "doc_starts", "bias", "window")),
     devices=("cuda",),
     modes=UNRECORDED,
-    misfit=suits_varlen,
+    misfit=unless_varlen,
 )
 HALF = Executor(
     name="half",
@@ -264,7 +264,7 @@ HALF = Executor(
     fields=MATRICES,
     devices=("cpu",),
     modes=UNRECORDED,
-    misfit=is_short_half,
+    misfit=unless_short_half,
 )
 HALF_WEIGHTED = HALF._replace(
     name="half_weighted",
@@ -274,13 +274,13 @@ HALF_WEIGHTED = HALF._replace(
 BMM = of_steps(functions.bmm)._replace(
     devices=("cpu",),
     modes=(*UNRECORDED, "transformed"),
-    misfit=is_short,
+    misfit=unless_short,
 )
 FUSED = Executor(
     name="fused",
     run=fused,
     fields=PLAIN | {"sees_later"},
-    misfit=is_aligned,
+    misfit=unless_aligned,
 )
 CHUNKS = Executor(
     name="chunks",
@@ -289,7 +289,7 @@ CHUNKS = Executor(
     weightings=tuple(WITH_PASSES.values()),
     devices=("cpu", "cuda"),
     modes=UNRECORDED,
-    misfit=is_long,
+    misfit=unless_long,
 )
 # The keys of an index are hidden by scores that softmax makes zero.
 CHUNKS_OF_INDEX = CHUNKS._replace(fields=CHUNKS.fields | {"indexer"}, weightings=(Softmax,))
@@ -307,7 +307,7 @@ ROWS = Executor(
     weightings=tuple(WITH_PASSES.values()),
     devices=("cpu", "cuda"),
     modes=("eager",),  # torch's compiler cannot trace a backward pass that makes a graph of its own
-    misfit=has_more,
+    misfit=unless_more,
 )
 
 OF_SDPA = FOLDED, VARLEN, HALF, BMM, FUSED, CHUNKS_OF_INDEX, ROWS, FUSED_MATRIX, WEIGHTED

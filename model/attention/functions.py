@@ -13,8 +13,9 @@ Each is a function of one call:
     call.mask       (…, H, T, S)   True where a query may attend, or fewer axes; None: everywhere
     call.dropout_p                 the probability of dropping a weight, 0 outside training
 
-and returns (…, H, T, Dv). call.py says how windows, documents and other fields of a call become mask and matrix, and
-executors.py which of these functions is called when.
+and returns (…, H, T, Dv). The mask has all that hides a key: no function adds causality by itself.
+call.dense() turns causality, windows, documents and other fields of a layer's call into mask and matrix; forms.py says
+which of these functions a form is, and which faster code stands in for it: executors.py chooses.
 """
 
 import torch
@@ -146,7 +147,7 @@ def weights_of(call: Call, products: Tensor | None = None) -> Scores:
         weights = call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
     if call.tilt is None:
         return weights
-    # A local line in place of a local mean: E[v] - Cov(r·k, v), with the mean and the covariance over the weights.
+    # parallax, of local.py: a local line in place of a local mean, E[v] - Cov(r·k, v), over the weights.
     along = upcast(call.tilt) @ upcast(call.k).mT  # (…, H, T, S)
     weighted_along = weights * along
     return weights * (1 + weighted_along.sum(-1, keepdim=True)) - weighted_along

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from model.attention.call import Call, Key, Output, Query, Value, add_bias, check_broadcast, repeat_heads
 from model.attention.context import AttentionContext
 from model.attention.contract import AttentionFunction, as_attention_function
-from model.attention.executors import attend
+from model.attention.executors import run_call
 from model.attention.masks import alibi_sum, as_bool
 from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS
 from model.config import AttentionConfig
@@ -93,7 +93,7 @@ class MultiHeadAttention(nn.Module):
         self.rope = self.make_rope(config) if config.position == "rope" and turns else None
         self.pope = self.make_pope(config) if config.position == "pope" and turns else None
         if self.pope is not None:
-            self.scale = self.head_dim**-0.5  # of as many products of lengths
+            self.scale = self.head_dim**-0.5  # PoPE has 2 D channels, but D products of lengths
 
         # Read the modifiers' needs before the projections are made: wider queries, or another norm than QK-norm.
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
@@ -172,14 +172,15 @@ class MultiHeadAttention(nn.Module):
 
         # Rotate queries and keys by their positions: their products then depend on the distance.
         q = self.rotate(q, ctx)
-        k = self.rotate(k, ctx) if self.phase is None else self.rotate(k, ctx, self.phase)
+        k = self.rotate(k, ctx, self.phase)
 
         # Cache: append the new rows, and get all S that are kept; a state keeps no rows. Without a cache, S = T.
         keys, values = k, v
         if ctx.cache is not None and self.has_kv_cache:
             keys, values = self.update_cache(k, v, ctx)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
 
-        # Call: all that the result depends on, with mask, documents, window and bias. It hides later keys by itself.
+        # Call: all that the result depends on, with mask, documents, window and bias. It hides later keys by itself:
+        # executors.run_call() chooses the code that computes it, which is causal or makes a mask by call.dense().
         call = self.make_call(q, keys, values, ctx)
 
         # Attend: softmax(q kᵀ / √D + bias) v, or the form's own weights.
@@ -290,7 +291,7 @@ class MultiHeadAttention(nn.Module):
         if ctx.weights_only:
             # The values are T wide, to which torch's kernels would pad queries and keys: take the definition.
             executors = executors[-1:]
-        y, loss = attend(call, executors, ctx.device)
+        y, loss = run_call(call, executors, ctx.device)  # the loss of an indexer, else None
         if loss is not None and ctx.loss is not None:
             ctx.loss = ctx.loss + loss
         return y

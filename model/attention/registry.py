@@ -2,7 +2,7 @@
 
 One decorator registers a name; nothing else has to be edited:
 
-    @form("leaky") @from_weights        the weights of an attention function: functions.py
+    @form("leaky") @from_weights        the weights of an attention function: contract.py
     def leaky(scores): ...
 
     @form("retention")                  or a layer that keeps something other than keys and values: recurrent.py
