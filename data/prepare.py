@@ -6,6 +6,7 @@ A folder of the cache has train.bin and val.bin in nanoGPT's format, tokenizer.j
 import hashlib
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +42,7 @@ from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tok
 
 FORMAT = 6  # changes with the content of the cache: older folders are then prepared again
 SPLITS = ("train", "val")
+FOLDER = re.compile("[a-z]+-[0-9a-f]{16}")  # the name of a folder of the cache
 # Characters of bpe's training sample for each token. All of the default text would give 0.03% fewer tokens.
 BPE_CHARACTERS = 2_000
 # Jobs in flight. They bound the memory: 33 million characters at most.
@@ -109,10 +111,27 @@ def prepare(
                     text = text_of(folder)  # on a disk without locks another run may have been sooner
                     if is_alone or text is None:
                         raise
-        # Map its tokens into memory.
-        encoding = encoding or read_tokenizer(folder / "tokenizer.json")
-        train, val = open_folder(folder, encoding, str(folder), "delete this folder: the next run makes it again")
-        return TokenDataset(encoding, train, val, folder.name, text, data.document_mask)
+        return map_folder(folder, encoding, text, document_mask=data.document_mask)
+
+
+def prepared(data: DataConfig, name: str) -> TokenDataset | None:
+    """Return the tokens in the folder `name` of the cache, None if they are not whole there.
+
+    They are those of an earlier run, whose `fingerprint` is the name, whatever has become of its text.
+    """
+    if not FOLDER.fullmatch(name):
+        return None
+    folder = user_path("data.cache_dir", data.cache_dir) / "tokens" / name
+    with os_errors_named("data.cache_dir", data.cache_dir, "read", "give a readable folder"):
+        text = text_of(folder)
+        return None if text is None else map_folder(folder, None, text, document_mask=data.document_mask)
+
+
+def map_folder(folder: Path, encoding: Encoding | None, text: str, *, document_mask: bool) -> TokenDataset:
+    """Map the tokens of a whole folder of the cache into memory; text: its description."""
+    encoding = encoding or read_tokenizer(folder / "tokenizer.json")
+    train, val = open_folder(folder, encoding, str(folder), "delete this folder: the next run makes it again")
+    return TokenDataset(encoding, train, val, folder.name, text, document_mask)
 
 
 def validation_source(data: DataConfig) -> Source | None:

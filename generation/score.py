@@ -16,7 +16,7 @@ from common.settings import build
 from common.text import flat
 from data.batches import Batch, sequences_at
 from data.config import DataConfig, TokenizerConfig, check_source
-from data.prepare import prepare
+from data.prepare import prepare, prepared
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
@@ -26,6 +26,9 @@ from runs.checkpoint import TOKENIZER, Checkpoint, code_wanted, readable
 from runs.metrics import Evaluation
 
 PASS_TOKENS = 16_384  # in one forward pass
+# The settings that name a text, and those that choose the part of it that is held out.
+OF_TEXT = ("source", "path", "name", "subset", "split", "tales")
+OF_SPLIT = ("val_fraction", "val_path", "separator", "text_field")
 BLOCK_BYTES = 1000  # of text in a block of the comparison: enough for blocks to be nearly independent
 
 
@@ -175,7 +178,8 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
         description = source.describe()
         notes = source.note_lines()
     else:
-        description, split = validation_split(checkpoints[0])
+        description, split, notes = validation_split(checkpoints[0])
+        notes += split_notes(checkpoints)
         parts = np.split(split, np.flatnonzero(split == first.eot_token))
         documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts if len(part)]
     # An equal tokenizer takes the tokens of the split as they are: decoded and encoded again they may be others.
@@ -206,10 +210,11 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
     )
 
 
-def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
-    """Return the description and the tokens of a run's validation split.
+def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]]:
+    """Return the description and the tokens of a run's validation split, and notes about them.
 
-    Raises DataError if it is gone, or if it no longer gives the same tokens.
+    They are the tokens that the run prepared, also if its text has changed since. If these are gone, the text is
+    prepared again. Raises DataError if it is gone too, or if it gives other tokens.
     """
     meta = checkpoint.meta
     path = checkpoint.path
@@ -224,13 +229,33 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray]:
     try:
         # Prepared tokens have the checkpoint's ids: its tokenizer saves a download.
         given = meta.own_tokenizer or source.source == "nanogpt"
-        data = prepare(source, tokenizer, encoding=checkpoint.tokenizer if given else None)
+        data = prepared(source, meta.data) or prepare(
+            source, tokenizer, encoding=checkpoint.tokenizer if given else None
+        )
     except DataError as error:
         raise DataError(f"the validation split of {path} cannot be read ({error.problem})", remedy) from error
     if not same_tokens(data.tokenizer, checkpoint.tokenizer):
         problem = f"the text of {path} ({data.description}) has changed and gives other tokens than those it learned"
         raise DataError(f"{problem}, so there is no validation split to score", remedy)
-    return f"validation split of {data.description}", np.asarray(data.val[:])
+    notes = []
+    if data.fingerprint != meta.data:
+        notes.append(
+            "the text or its modification time has changed since training, and the tokens of then are gone: "
+            "the run may have trained on a part of this split"
+        )
+    return f"validation split of {data.description}", np.asarray(data.val[:]), notes
+
+
+def split_notes(checkpoints: list[Checkpoint]) -> list[str]:
+    """Return a note if the last checkpoint's run held out another part of the first one's text."""
+    with readable(checkpoints[-1].path):
+        first, other = (dict(checkpoint.meta.config["data"]) for checkpoint in (checkpoints[0], checkpoints[-1]))
+    texts = [{name: data.get(name) for name in OF_TEXT} for data in (first, other)]
+    splits = [{name: data.get(name) for name in OF_SPLIT} for data in (first, other)]
+    if texts[0] != texts[1] or splits[0] == splits[1]:
+        return []
+    changed = ", ".join(f"data.{name}" for name in OF_SPLIT if splits[0][name] != splits[1][name])
+    return [f"{checkpoints[-1].path} has another {changed}: it may have trained on a part of this split"]
 
 
 def learned_task(checkpoint: Checkpoint) -> TaskData:

@@ -230,7 +230,7 @@ def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_
 
 def test_another_tokenizer_reads_the_documents_of_the_validation_split_and_no_other_ends(tmp_path, monkeypatch):
     tokens = np.array([256, *b"abab", 256, *b"c"])
-    monkeypatch.setattr(generation.score, "validation_split", lambda checkpoint: ("a split", tokens))
+    monkeypatch.setattr(generation.score, "validation_split", lambda checkpoint: ("a split", tokens, []))
     bpe = train_bpe(["abab"], 258)
     pair = [open_checkpoint(str(save(tmp_path / str(n), 1, each))) for n, each in enumerate((BYTE, bpe))]
     own, other = generation.score.load_text(TextConfig(), pair).tokens
@@ -287,8 +287,41 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
     changes = {"no validation split to score": lambda: text_file.write_text("another text. " * 900)}
     for message, change in (changes | {r"cannot be read .*give a text with data\.path": text_file.unlink}).items():
         change()
+        shutil.rmtree(tmp_path / "cache")
         with pytest.raises(DataError, match=message):
             score_checkpoints(EvalConfig(checkpoint=train_config.run_dir))
+
+
+def test_the_validation_split_of_a_changed_text_is_what_the_run_held_out_or_the_doubt_is_told(
+    train_config, text_file, tmp_path, capsys
+):
+    def scored(*, against: str | None = None) -> tuple[list[int], str]:
+        """Return the bytes that are scored, in their order, and what is printed."""
+        scores = score_checkpoints(EvalConfig(checkpoint=str(tmp_path / "run"), against=against))
+        return scores[0].bytes.tolist(), capsys.readouterr().out
+
+    train_config.max_steps = train_config.eval_interval = 1
+    train(train_config)
+    text = text_file.read_text(encoding="utf-8")
+    held_out = text[len(text) - len(text) // 10 :]
+    # The text is cut, so that a tenth of the rest has been trained on; then it is away.
+    for change in (lambda: text_file.write_text(text[:6_000], encoding="utf-8"), text_file.unlink):
+        change()
+        lengths, out = scored()
+        assert sum(lengths) == len(held_out.encode()) and "note" not in out
+    # Without the tokens of then nobody knows what the run has read, not even of a text that was only touched.
+    shutil.rmtree(tmp_path / "cache")
+    text_file.write_text(text[:6_000], encoding="utf-8")
+    lengths, out = scored()
+    assert sum(lengths) == len(text[5_400:6_000].encode())
+    assert re.search(r"^note .*changed since training, .*may have trained on a part of this split$", out, re.M)
+    # A run with another share of the same text may have trained on what the first one held out.
+    shutil.rmtree(tmp_path / "run")
+    train(train_config)
+    other = replace(train_config, run_dir=str(tmp_path / "other"), data=replace(train_config.data, val_fraction=0.2))
+    train(other)
+    assert "has another data.val_fraction: it may have trained" in scored(against=other.run_dir)[1]
+    assert "note" not in scored(against=train_config.run_dir)[1]
 
 
 @pytest.mark.parametrize(
