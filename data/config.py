@@ -89,7 +89,8 @@ class DataConfig:
     """For files, text, jsonl, csv and hf: the text that separates documents; when null each file or
     record is one document. \\n is a line end. Line ends right after a separator are dropped."""
     text_field: str = "text"
-    """For files, jsonl, csv and hf: the field or column that holds a document's text."""
+    """For files, jsonl, csv and hf: the field or column that holds a document's text; in JSON and
+    Parquet also a field within one, as in content.text."""
     name: str | None = None
     """For hf: the dataset's name on the hub, or a local folder."""
     subset: str | None = None

@@ -127,6 +127,16 @@ def stem_of(file: str) -> str:
     return shlex.quote(str(Path(file).with_name(Path(name).stem)))
 
 
+def jq(file: str, program: str) -> str:
+    """Return the command that makes JSON lines of a file by a program of jq."""
+    with Path(file).open("rb") as stream:
+        start = stream.read(max(map(len, PACKINGS)))
+    unpack = next((packing[1] for magic, packing in PACKINGS.items() if start.startswith(magic)), None)
+    quoted = shlex.quote(file)
+    command = f"jq -c {shlex.quote(program)}"
+    return f"{f'{unpack} {quoted} | {command}' if unpack else f'{command} {quoted}'} > {stem_of(file)}.lines.jsonl"
+
+
 def is_named(file: str, format: str) -> bool:
     """Return whether the ending of a file's name is one of a format; text has no endings."""
     return ending_of(file) in FORMATS[format].endings
@@ -150,7 +160,7 @@ def format_of(file: str, size: int, mtime_ns: int) -> Format:
                 return Format("csv", True, tuple(header))
             # A line of JSON lines is an object. A JSON file may be an array of objects.
             start = lines.read(1 << 12).lstrip("\ufeff \t\r\n")
-            if named == "json" and re.match(r"\[\s*\{", start):
+            if named == "json" and re.match(r'\[\s*[{"]', start):
                 return Format("json", True, ())
             if not start.startswith("{"):
                 return Format("jsonl" if named == "jsonl" else "text", named == "jsonl", ())
@@ -182,7 +192,7 @@ def records_of(file: str, format: str, field: str) -> Iterator[Record]:
             yield from csv_records(lines, file, field)
     else:
         with opened_text(file) as lines:
-            yield from json_array(lines, file) if format == "json" else json_records(lines, file)
+            yield from json_array(lines, file, field) if format == "json" else json_records(lines, file)
 
 
 def json_records(lines: Iterable[str], source: str) -> Iterator[Record]:
@@ -197,17 +207,24 @@ def json_records(lines: Iterable[str], source: str) -> Iterator[Record]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{place} is not JSON ({error})", "fix it or leave it out", value=source) from error
+            remedy = "fix it or leave it out"
+            if line.strip() in ("{", "[") and Path(source).is_file():
+                remedy = f"{jq(source, '.[]' if '[' in line else '.')} writes each record as a line"
+            raise DataError(f"{place} is not JSON ({error})", remedy, value=source) from error
         if not isinstance(record, dict):
-            raise DataError(f"{place} is not a JSON object", "write each line as {...}", value=source)
+            remedy = "write each line as {...}"
+            if isinstance(record, list) and all(isinstance(each, dict) for each in record) and Path(source).is_file():
+                remedy = f"{jq(source, '.[]')} writes its records as lines"
+            raise DataError(f"{place} is not a JSON object", remedy, value=source)
         yield Record(source, place, record)
 
 
-def json_array(lines: TextIO, source: str) -> Iterator[Record]:
-    """Yield each object of a JSON array."""
+def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
+    """Yield each object of a JSON array; a string is a record whose `field` it is."""
     content = lines.read(LARGEST_ARRAY + 1)
     if len(content) > LARGEST_ARRAY:
-        remedy = f"write its records as JSON lines: jq -c '.[]' {shlex.quote(source)} > {stem_of(source)}.jsonl"
+        program = f'.[] | if type == "string" then {{{json.dumps(field)}: .}} else . end'
+        remedy = f"write its records as JSON lines: {jq(source, program)}"
         raise DataError(f"is a JSON array of more than {LARGEST_ARRAY >> 20} MB", remedy, value=source)
     try:
         records = json.loads(content)
@@ -215,9 +232,12 @@ def json_array(lines: TextIO, source: str) -> Iterator[Record]:
         raise DataError(f"is not JSON ({error})", "fix it or leave it out", value=source) from error
     for number, record in enumerate(records, start=1):
         place = f"record {number}"
-        if not isinstance(record, dict):
+        if isinstance(record, str):
+            yield Record(source, place, {field: record})
+        elif isinstance(record, dict):
+            yield Record(source, place, record)
+        else:
             raise DataError(f"{place} is not a JSON object", "write each record as {...}", value=source)
-        yield Record(source, place, record)
 
 
 def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
@@ -227,7 +247,7 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     """
     delimiter, names = csv_header(lines, source)
     if field not in names:
-        raise missing_field(source, "", field, names)
+        raise missing_field(source, field, names)
     lines.seek(0)
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     # The limit is the process's: a document may be longer than the 131,072 characters to which Python sets it.
@@ -274,10 +294,10 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
         raise DataError("is Parquet, which needs pyarrow", 'pip install -e ".[hf]"', value=file) from error
     try:
         with parquet.ParquetFile(file) as content:
-            names = content.schema_arrow.names
-            if field not in names:
-                raise missing_field(file, "", field, names, is_text=False)
-            kind = content.schema_arrow.field(field).type
+            kinds = _columns(pa, content.schema_arrow)
+            if field not in kinds:
+                raise missing_field(file, field, [*kinds], is_text=False)
+            kind = kinds[field]
             if pa.types.is_dictionary(kind):
                 kind = kind.value_type
             if not any(is_text(kind) for is_text in _text_types(pa)):
@@ -285,13 +305,26 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
                 raise DataError(fault, "choose another column", value=file)
             number = 0
             for batch in content.iter_batches(batch_size=1024, columns=[field]):
-                for value in batch.column(0).to_pylist():
+                for row in batch.to_pylist():
                     number += 1
+                    value = value_of(row, field)
                     text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
                     yield Record(file, f"row {number}", {field: text})
     except pa.ArrowException as error:
         fault = f": the column {field} cannot be read ({first_line(error)})"
         raise DataError(fault, "copy or download it again, or leave it out", value=file) from error
+
+
+def _columns(pa: Any, schema: Any, outer: str = "") -> dict[str, Any]:
+    """Return the types of all columns by name, within a struct struct.column."""
+    columns: dict[str, Any] = {}
+    for column in schema:
+        name = f"{outer}{column.name}"
+        if pa.types.is_struct(column.type):
+            columns |= _columns(pa, column.type, f"{name}.")
+        else:
+            columns[name] = column.type
+    return columns
 
 
 def _text_types(pa: Any) -> list[Callable[[Any], bool]]:
@@ -300,18 +333,76 @@ def _text_types(pa: Any) -> list[Callable[[Any], bool]]:
     return [getattr(pa.types, f"is_{name}") for name in names if hasattr(pa.types, f"is_{name}")]
 
 
-def missing_field(
-    source: str,
-    place: str,
-    field: str,
-    names: Sequence[str],
-    is_text: bool = True,
-) -> DataError:
-    """Return the error for a record without the field of its text.
+# Fields
 
-    place: that of the record, as in Record, or "" if no record of the file has it.
-    is_text: whether data=text can read the record as it is.
+
+def value_of(record: dict[str, Any], field: str) -> Any:
+    """Return the value of a field, KeyError if there is none.
+
+    A dotted name, such as content.text, means a field of the object in a field, if no field is called so.
+    """
+    if field in record:
+        return record[field]
+    outer, dot, inner = field.partition(".")
+    value = record[outer]
+    if dot and isinstance(value, dict):
+        return value_of(value, inner)
+    if dot and value is None:
+        return None
+    raise KeyError(field)
+
+
+def has_field(names: Sequence[str], field: str) -> bool:
+    """Return whether a record with these fields may have `field`, perhaps within an object."""
+    return field in names or field.partition(".")[0] in names
+
+
+def text_fields(record: dict[str, Any]) -> list[str]:
+    """Return the names of the fields that hold text, those within objects with dots."""
+    names = []
+    for name, value in record.items():
+        if isinstance(value, str):
+            names.append(name)
+        elif isinstance(value, dict):
+            names += [f"{name}.{inner}" for inner in text_fields(value)]
+    return names
+
+
+def without_text(record: Record, field: str, format: str) -> DataError:
+    """Return the error for a record without text in a field, with a step that gives it some.
+
+    format: that of the record's file, "" for a record of a dataset.
+    """
+    source, place, fields = record
+    names = text_fields(fields)
+    others: dict[str, Any]
+    try:
+        value = value_of(fields, field)
+        fault = f"{place}: data.text_field={field} is not text ({value!r:.40})"
+        others = {field: value}
+    except KeyError:
+        fault = f"{place} has no field data.text_field={field}"
+        others = {} if names else fields
+    # A conversation is a list of objects: jq joins its strings.
+    for name, value in others.items():
+        if format and isinstance(value, (list, dict)) and '"' in json.dumps(value):
+            each_record = ".[] | " if format == "json" else ""
+            parts = [name] if name in fields else name.split(".")
+            path = "".join(f".{json.dumps(part)}" for part in parts)
+            if isinstance(value, list) and all(isinstance(each, dict) and field in each for each in value):
+                step = f"{jq(source, f'{each_record}{path}[]')} makes lines of its records"
+            else:
+                joined = f'{{{json.dumps(field)}: [{path} | .. | strings] | join("\\n")}}'
+                step = f"{jq(source, each_record + joined)} joins the strings in {name}"
+            return DataError(fault, step, value=source)
+    remedy = f"choose one of {', '.join(names)}" if names else "choose another field"
+    return DataError(fault, remedy + ", or data=text" * bool(format), value=source)
+
+
+def missing_field(source: str, field: str, names: Sequence[str], is_text: bool = True) -> DataError:
+    """Return the error for a file of which no record has the field of its text.
+
+    is_text: whether data=text can read the file as it is.
     """
     remedy = f"choose one of {', '.join(names)}" if names else "write one"
-    fault = f"{place} has no field data.text_field={field}".lstrip()
-    return DataError(fault, remedy + ", or data=text" * is_text, value=source)
+    return DataError(f"has no field data.text_field={field}", remedy + ", or data=text" * is_text, value=source)

@@ -24,7 +24,18 @@ from common.files import reading, replacing, user_path
 from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
 from data.encoding import Damage, NotText, check_text
-from data.formats import FORMATS, Format, Record, format_of, is_named, missing_field, opened_text, records_of
+from data.formats import (
+    FORMATS,
+    Format,
+    Record,
+    format_of,
+    has_field,
+    is_named,
+    opened_text,
+    records_of,
+    value_of,
+    without_text,
+)
 from data.tales import LISTS, RULES, tales
 from data.tokenizer import LONGEST, pieces, replace_surrogates
 
@@ -127,7 +138,9 @@ class Source:
         field = self.config.text_field
         is_mixed = any(each.name == "text" for each in self.found.values())
         return {
-            file: "text" if each.fields and field not in each.fields and (is_mixed or not each.is_named) else each.name
+            file: "text"
+            if each.fields and not has_field(each.fields, field) and (is_mixed or not each.is_named)
+            else each.name
             for file, each in self.found.items()
         }
 
@@ -191,7 +204,7 @@ class Source:
                 self._note_replaced(damage.broken, f"{file} {damage.place}")
             yield from self._divided(self._blocks(file))
         else:
-            yield from self._texts_of(records_of(file, format, self.config.text_field))
+            yield from self._texts_of(records_of(file, format, self.config.text_field), format)
 
     def _checked(self, file: str) -> Damage | None:
         """Return check_text(file), which is asked once."""
@@ -218,24 +231,30 @@ class Source:
         elif found.name != "text" and not found.is_named:
             fact = "Files of records by their content alone (data=text reads all as text)"
             self._note(fact, 1, f"{file} (a {noun})")
+        elif found.name == "text" and is_named(file, "json"):
+            self._note("JSON files without a list of records, read as they are (jq makes JSON lines of one)", 1, file)
 
-    def _texts_of(self, records: Iterable[Record]) -> Iterator[Iterable[str]]:
-        """Yield the documents of records; one whose text is null has none."""
+    def _texts_of(self, records: Iterable[Record], format: str = "") -> Iterator[Iterable[str]]:
+        """Yield the documents of records; one whose text is null has none.
+
+        format: that of their file, "" for a dataset.
+        """
         field = self.config.text_field
-        for source, place, record in records:
-            where = f"{source} {place}"
-            if field not in record:
-                raise missing_field(source, place, field, [*record], is_text=bool(self.config.path))
-            if record[field] is None:
+        for record in records:
+            where = f"{record.source} {record.place}"
+            try:
+                text = value_of(record.fields, field)
+            except KeyError:
+                raise without_text(record, field, format) from None
+            if text is None:
                 self._note(f"Records left out whose {field} is null", 1, where)
-            elif isinstance(record[field], str):
-                text, replaced = replace_surrogates(record[field])
+            elif isinstance(text, str):
+                text, replaced = replace_surrogates(text)
                 if replaced:
                     self._note_replaced(replaced, where)
                 yield from self._divided([text])
             else:
-                fault = f"{place}: data.text_field={field} is not text ({record[field]!r:.40})"
-                raise DataError(fault, "choose another field", value=source)
+                raise without_text(record, field, format)
 
     def _blocks(self, file: str) -> Iterator[str]:
         """Yield the text of a file in blocks."""

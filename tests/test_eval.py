@@ -170,7 +170,7 @@ def test_a_text_is_scored_as_the_run_would_read_it_in_every_format(tmp_path, cap
         assert ones.bytes.sum() == sum(len(story.removeprefix("record ").encode()) for story in STORIES)
         with pytest.raises(DataError, match="data.separator=--- occurs nowhere in the text"):
             score_checkpoints(EvalConfig(**asked, data=TextConfig(path=str(file), separator="---")))
-        with pytest.raises(DataError, match="has no field data.text_field=text: choose one of id, body"):
+        with pytest.raises(DataError, match="has no field data.text_field=text: choose one of body, or data=text"):
             score_checkpoints(EvalConfig(**asked, data=TextConfig(path=str(file), text_field="text")))
 
 

@@ -6,6 +6,9 @@ import gzip
 import json
 import lzma
 import re
+import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -288,5 +291,78 @@ def test_json_that_cannot_be_read_is_refused_with_its_place(tmp_path, name, cont
 
 def test_an_array_that_is_too_large_to_be_read_whole_names_the_command_that_makes_lines_of_it(tmp_path, monkeypatch):
     monkeypatch.setattr("data.formats.LARGEST_ARRAY", 10)
-    with pytest.raises(DataError, match=r"jq -c '\.\[\]' .*array\.json > .*array\.jsonl"):
+    with pytest.raises(DataError, match=r"jq -c '?\.\[\]'? .*array\.json > .*array\.lines\.jsonl"):
         read(array(tmp_path / "array.json"))
+
+
+def test_an_array_of_strings_has_a_document_each(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(STORIES))
+    found, source = read(file)
+    assert found == STORIES and not source.notes
+    assert read(file, text_field="body")[0] == STORIES
+    (tmp_path / "beside.txt").write_text("a text")
+    assert read(tmp_path)[0] == [*STORIES, "a text"]
+
+
+def test_json_that_holds_no_records_is_read_as_it_is_and_named(tmp_path):
+    (tmp_path / "settings.json").write_text(json.dumps({"data": [{"text": "one"}]}, indent=1))
+    (tmp_path / "z.txt").write_text("a text")
+    source = read(tmp_path)[1]
+    assert [fact for fact in source.notes if fact.startswith("JSON files without a list of records")]
+    assert source.note_lines()[0].endswith(f": 1, first in {tmp_path}/settings.json.")
+
+
+NESTED = [{"id": 1, "content": {"text": "one", "of": None}}, {"content": None}, {"content": {"text": "two"}}]
+
+
+def test_a_dotted_name_is_a_field_within_an_object(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.Table.from_pylist(NESTED), tmp_path / "a.parquet")
+    (tmp_path / "a.json").write_text(json.dumps(NESTED))
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in NESTED))
+    for name in ("a.parquet", "a.json", "a.jsonl"):
+        assert read(tmp_path / name, text_field="content.text")[0] == ["one", "two"]
+        with pytest.raises(DataError, match=r"no field data\.text_field=text: choose one of .*content\.text"):
+            read(tmp_path / name)
+    # A field of exactly this name comes first.
+    (tmp_path / "b.jsonl").write_text('{"content.text": "three", "content": {"text": "four"}}\n')
+    assert read(tmp_path / "b.jsonl", text_field="content.text")[0] == ["three"]
+    (tmp_path / "z.txt").write_text("a text beside it")
+    assert "one" in read(tmp_path, text_field="content.text")[0]
+
+
+CHAT = [{"messages": [{"role": "user", "content": "Hi!"}, {"role": "bot", "content": "Ho"}]}, {"messages": []}]
+WANTED = ["user\nHi!\nbot\nHo"]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize(
+    ("name", "content", "settings", "wanted"),
+    [
+        ("chat.jsonl", "\n".join(map(json.dumps, CHAT)), {}, WANTED),
+        ("chat.json", json.dumps(CHAT), {}, WANTED),
+        ("chat.jsonl", "\n".join(map(json.dumps, CHAT)), {"text_field": "messages"}, WANTED),
+        ("deep.jsonl", json.dumps({"a": {"b c": ["x", {"y": "z"}]}}), {"text_field": "a.b c"}, ["x\nz"]),
+        ("a list.jsonl", json.dumps({"text": ["one", "two"]}), {}, ["one\ntwo"]),
+        ("whole.json", json.dumps({"version": 1, "data": [{"text": "one"}, {"text": "two"}]}), {}, ["one", "two"]),
+        ("pretty.jsonl", json.dumps({"text": "one"}, indent=2) * 2, {}, ["one", "one"]),
+        ("pretty.jsonl", json.dumps([{"text": "one"}], indent=2), {}, ["one"]),
+        ("array.jsonl", json.dumps([{"text": "one"}]), {}, ["one"]),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_command_that_is_named_makes_records_that_can_be_read(tmp_path, name, content, settings, wanted, packed):
+    file = tmp_path / name
+    file.write_text(content)
+    if packed:
+        file = tmp_path / f"{name}.gz"
+        file.write_bytes(gzip.compress(content.encode()))
+    with pytest.raises(DataError) as caught:
+        read(file, **settings)
+    command = re.split(" (?:joins|makes|writes) ", caught.value.remedy)[0]
+    made = shlex.split(command)[-1]
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    assert [text for text in read(made, **settings)[0] if text] == wanted
