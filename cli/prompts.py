@@ -1,9 +1,10 @@
 """Prompts from files, and their samples as JSON lines, which a killed run continues."""
 
 import hashlib
+import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from functools import partial
@@ -16,7 +17,7 @@ from common.errors import DataError, SettingsError, naming
 from common.files import os_errors_named, read_foreign, reading, regular, user_path
 from common.text import plural, visible
 from data.encoding import decode_text
-from data.formats import json_records
+from data.formats import Record, csv_header, csv_records, is_named, json_array, json_records
 from data.tokenizer import replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
@@ -46,32 +47,62 @@ def read_text(setting: str, where: str) -> str:
 
 
 def read_prompts(where: str) -> list[Prompt]:
-    """Return the prompts of prompts=WHERE: one a line, or JSON lines with `prompt`, `seed`."""
+    """Return the prompts of prompts=WHERE: one a line, or records.
+
+    A record has `prompt` and perhaps `seed`. Records are JSON lines, a JSON array, whose strings are prompts, or CSV by
+    the name of the file.
+    """
+    text = read_text("prompts", where)
     # Line ends of Windows are white space of JSON. Other letters that end lines, such as U+2028, may stand in a prompt.
-    lines = read_text("prompts", where).split("\n")
+    lines = text.split("\n")
     written = [line.removesuffix("\r") for line in lines if line.strip()]
     if not written:
         raise DataError(f"prompts={where} has no prompts", "write one a line")
-    if not is_json_object(written[0]):
-        return [{"prompt": line} for line in written]
-    prompts = []
     with naming("prompts", where):
-        for _, place, prompt in json_records(lines, where):
-            if not isinstance(prompt.get("prompt"), str):
-                remedy = 'write it as {"prompt": "Once upon a time"}'
-                raise DataError(f"{place} has no text in the field prompt", remedy, value=where)
-            seed = prompt.get("seed", 0)
-            if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
-                remedy = "choose a whole number from 0 on, or leave it out"
-                raise DataError(f"{place} has seed={json.dumps(seed)}", remedy, value=where)
-            prompts.append(prompt | {"prompt": replace_surrogates(prompt["prompt"])[0]})
-    return prompts
+        if is_named(where, "csv"):
+            records = prompt_rows(text, where)
+        elif is_json(text, list):
+            records = json_array(io.StringIO(text), where, "prompt")
+        elif is_json(written[0], dict):
+            records = json_records(lines, where)
+        else:
+            return [{"prompt": line} for line in written]
+        prompts = [*map(checked_prompt, records)]
+        if not prompts:  # a header alone, or []
+            raise DataError("has no prompts", "add a record with one", value=where)
+        return prompts
 
 
-def is_json_object(line: str) -> bool:
-    """Return whether a line is a JSON object."""
+def prompt_rows(text: str, where: str) -> Iterator[Record]:
+    """Yield the rows of a table of prompts; an empty seed is none, others are numbers."""
+    _, names = csv_header(io.StringIO(text, newline=""), where)
+    if "prompt" not in names:
+        remedy = "call a column prompt, or name the file .txt to read its lines"
+        raise DataError(f"has no column prompt, but {', '.join(names)}", remedy, value=where)
+    for record in csv_records(io.StringIO(text, newline=""), where, "prompt"):
+        seed = record.fields.pop("seed", "")
+        if seed:
+            record.fields["seed"] = int(seed) if seed.isdecimal() else seed
+        yield record
+
+
+def checked_prompt(record: Record) -> Prompt:
+    """Return a record as a prompt; DataError if its prompt or seed cannot be used."""
+    source, place, prompt = record
+    if not isinstance(prompt.get("prompt"), str):
+        remedy = 'write it as {"prompt": "Once upon a time"}'
+        raise DataError(f"{place} has no text in the field prompt", remedy, value=source)
+    seed = prompt.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
+        remedy = "choose a whole number from 0 on, or leave it out"
+        raise DataError(f"{place} has seed={json.dumps(seed)}", remedy, value=source)
+    return prompt | {"prompt": replace_surrogates(prompt["prompt"])[0]}
+
+
+def is_json(text: str, kind: type) -> bool:
+    """Return whether a text is JSON of a kind, an object (dict) or an array (list)."""
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(text), kind)
     except (ValueError, RecursionError):
         return False
 

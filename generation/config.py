@@ -55,8 +55,8 @@ class SampleConfig(SamplingParams):
     prompt_file: str | None = None
     """File with the prompt; - is standard input."""
     prompts: str | None = None
-    """File of many prompts: one a line, or JSON lines with the field prompt and perhaps seed; - is
-    standard input. The samples are JSON lines."""
+    """File of many prompts: one a line, or JSON lines, a JSON array or CSV with the field prompt and
+    perhaps seed; - is standard input. The samples are JSON lines."""
     results: str | None = None
     """File for the samples as JSON lines, continued if a run of the same command was killed; -, as if
     prompts alone is given, is standard output."""

@@ -1,5 +1,7 @@
 """python sample.py prompts=FILE results=FILE: many prompts, JSON lines out, and a kill in the middle."""
 
+import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -8,7 +10,8 @@ from unittest import mock
 import pytest
 from conftest import random_gpt, run_here, some
 
-from common.errors import SettingsError
+from cli.prompts import read_prompts
+from common.errors import DataError, SettingsError
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.config import SampleConfig
@@ -143,6 +146,54 @@ def test_prompts_that_cannot_be_read_are_refused_with_their_line(write, tmp_path
     said = REFUSED[content].replace("{prompts}", str(tmp_path / "prompts"))
     assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
     assert not (tmp_path / "results").exists()
+
+
+ROWS = [{"prompt": 'say "a, b"\nor c', "seed": 7, "id": "x"}, {"prompt": " z", "id": "y"}]
+
+
+def table(delimiter: str) -> str:
+    """ROWS as CSV with a header, quoted by Python's own writer."""
+    written = io.StringIO(newline="")
+    rows = csv.DictWriter(written, ["id", "prompt", "seed"], delimiter=delimiter)
+    rows.writeheader()
+    rows.writerows(ROWS)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", table(","), ROWS),
+        ("a.CSV", table(";"), ROWS),
+        ("a.tsv", table("\t"), ROWS),
+        ("a.json", json.dumps(ROWS, indent=1), ROWS),
+        ("a", json.dumps(ROWS), ROWS),
+        ("a.json", json.dumps(["one\ntwo", "three"]), [{"prompt": "one\ntwo"}, {"prompt": "three"}]),
+        ("a.txt", "[Verse 1]\n[1] and\n", [{"prompt": "[Verse 1]"}, {"prompt": "[1] and"}]),
+        ("a.txt", "prompt,id\nab,1\n", [{"prompt": "prompt,id"}, {"prompt": "ab,1"}]),
+    ],
+)
+def test_prompts_are_read_in_the_format_of_their_file(tmp_path, name, content, expected):
+    (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    assert read_prompts(str(tmp_path / name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "question,id\nab,1\n", "a.csv has no column prompt, but question, id: call a column prompt, or"),
+        ("a.csv", "prompt,seed\nab,x\n", 'a.csv line 2 has seed="x": choose a whole number'),
+        ("a.csv", "prompt\nab, cd\n", "a.csv line 2 has 2 values, and the first line 1 name: quote"),
+        ("a.json", '["a", 3]', "a.json record 2 is not a JSON object"),
+        ("a.json", '[{"text": "a"}]', "a.json record 1 has no text in the field prompt"),
+        ("a.json", "[]", "a.json has no prompts: add a record"),
+        ("a.csv", "prompt,seed\n", "a.csv has no prompts: add a record"),
+    ],
+)
+def test_records_that_are_no_prompts_are_refused_with_their_place(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=re.escape(message)):
+        read_prompts(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
