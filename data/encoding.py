@@ -24,7 +24,7 @@ Open = Callable[[], BinaryIO]
 """Opens the bytes of a text, unpacked; called again for each reading."""
 
 SAVE = "save it as plain text in UTF-8 with the program that made it"
-# {type by chardet: (noun, the step that makes text of it)}. A type that begins with one of OTHERS has that noun.
+# {type by chardet or STARTS: (noun, the step that makes text of it)}. A type that begins as in OTHERS has its noun.
 BINARY = {
     "application/pdf": ("a PDF", "pdftotext {file} {stem}.txt makes text of it"),
     "application/rtf": ("Rich Text", SAVE),
@@ -36,6 +36,8 @@ BINARY = {
     "application/vnd.rar": ("a rar archive", "unpack it by unrar x {file}, then give the folder"),
     "application/vnd.apache.parquet": ("Parquet", "leave out data=text, or unpack it"),
     "application/vnd.apache.arrow.file": ("an Arrow file", "save it as Parquet or JSON lines"),
+    "git-lfs": ("a pointer of Git LFS in place of the file", "git -C {folder} lfs pull fetches the file"),
+    "git-annex": ("a pointer of git-annex in place of the file", "git -C {folder} annex get {name} fetches the file"),
     "application/x-sqlite3": ("a SQLite database", "write its text to JSON lines or CSV"),
 }
 OTHERS = {
@@ -50,6 +52,8 @@ STARTS = {
     b"\x89PNG": "image/png",
     b"GIF8": "image/gif",
     b"\x93NUMPY": "application/octet-stream",
+    b"version https://git-lfs.github.com/spec/": "git-lfs",
+    b"/annex/objects/": "git-annex",
     b"{\\rtf": "application/rtf",
     b"%PDF-": "application/pdf",
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "application/msword",
@@ -179,7 +183,9 @@ def refuse_binary(file: str, head: bytes, opened: Open) -> None:
         kind = str(guess["mime_type"])
     others = (named for start, named in OTHERS.items() if kind.startswith(start))
     noun, step = BINARY.get(kind) or next(others, ("not text but binary", "give a file of text"))
-    raise NotText(file, noun, step.format(file=shlex.quote(file), stem=stem_of(file)))
+    folder, name = (shlex.quote(str(part)) for part in (Path(file).parent, Path(file).name))
+    step = step.format(file=shlex.quote(file), stem=stem_of(file), folder=folder, name=name)
+    raise NotText(file, noun, step)
 
 
 def refuse_nul(file: str, head: bytes) -> None:

@@ -189,7 +189,7 @@ class Source:
     def _documents_of(self, file: str) -> Iterator[Iterable[str]]:
         """Yield the documents of a file; none if it is left out, which the only file never is."""
         format = self.formats[file]
-        if format != "parquet":
+        if self.found[file].name != "parquet" or format != "parquet":
             try:
                 damage = self._checked(file)
             except NotText as error:

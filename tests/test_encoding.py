@@ -176,6 +176,7 @@ def tarred() -> bytes:
     return packed.getvalue()
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 123456789\n"
 KINDS = {
     "letter.docx": (zipped(_dot_x="", word__document_dot_xml="<w/>"), "a document of an office program", "save it as"),
     "table.xlsx": (zipped(a="", xl__workbook_dot_xml="<w/>"), "a document of an office program", "save it as"),
@@ -196,6 +197,15 @@ KINDS = {
     "pixel.gif": (b"GIF89a\1\0\1\0\x80\0\0\xff\xff\xff\0\0\0;", "an image", "give a file of text"),
     "array.npy": (b"\x93NUMPY\1\0v\0{'descr': '<f4'}" + b" " * 30 + b"\n" + bytes(12), "not text but binary", "give a"),
     "module.pyc": (b"\xcb\r\r\n" + bytes(12) + b"\xe3" + bytes(50), "not text but binary", "give a file of text"),
+    "shard.txt": (LFS, "a pointer of Git LFS in place of the file", "lfs pull fetches"),
+    "shard.jsonl": (LFS, "a pointer of Git LFS in place of the file", "lfs pull fetches"),
+    "shard.json": (LFS, "a pointer of Git LFS in place of the file", "lfs pull fetches"),
+    "shard.parquet": (LFS, "a pointer of Git LFS in place of the file", "lfs pull fetches"),
+    "my shard.csv": (
+        b"/annex/objects/SHA256E-s12--4d.csv\n",
+        "a pointer of git-annex in place of the file",
+        "annex get ",
+    ),
     "song.ogg": (b"OggS\0\2" + bytes(60), "a sound", "give a file of text"),
     "weights.pt": (b"\x80\4\x95" + bytes(600), "not text but binary", "give a file of text"),
 }
@@ -212,6 +222,22 @@ def test_a_file_that_is_no_text_is_called_by_its_kind_whatever_its_name(tmp_path
     if name == "texts.zip" and shutil.which("unzip"):
         run(command_of(error), tmp_path)
         assert [text.read_text() for text in tmp_path.rglob("a")] == ["words"]
+
+
+def test_a_pointer_beside_texts_is_left_out_by_name(tmp_path):
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "b.txt").write_bytes(LFS)
+    (tmp_path / "c.md").write_bytes(b"An article about\n" + LFS)
+    source = Source(DataConfig(path=str(tmp_path)))
+    assert ["".join(document) for document in source.documents()] == ["a text", f"An article about\n{LFS.decode()}"]
+    assert "1 file left out" in source.describe()
+
+
+@pytest.mark.parametrize("source", ["jsonl", "csv", "hf"])
+def test_a_pointer_is_named_whatever_format_is_asked_for(tmp_path, source):
+    (tmp_path / "shard").write_bytes(LFS)
+    with pytest.raises(DataError, match="is a pointer of Git LFS"):
+        list(Source(DataConfig(path=str(tmp_path / "shard"), source=source)).documents())
 
 
 def test_a_database_is_named(tmp_path):
