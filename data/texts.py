@@ -7,6 +7,7 @@ import glob
 import hashlib
 import os
 import platform
+import re
 import shlex
 import sys
 import sysconfig
@@ -393,7 +394,7 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
             walked = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
             found = [file for file in walked if not any(part[0] == "." for part in file.relative_to(root).parts)]
         elif not root.exists():
-            found = [*map(Path, glob.glob(str(root), recursive=True))]  # noqa: PTH207 (Path.glob wants a relative one)
+            found = matches(root)
         files = sizes_of(found)
         if root.is_dir() and format != "text":
             named = {file: status for file, status in files.items() if is_named(file, format)}
@@ -401,8 +402,30 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
     if not files:
         noun = "regular file" if format == "text" else FORMATS[format].noun
         problem = f"{setting}={path} names no {noun} (seen from {Path.cwd()})"
-        raise DataError(problem, "give a file, a folder or a quoted glob that holds text")
+        remedy = "give a file, a folder or a quoted glob that holds text"
+        several = [part.strip(" '\"") for part in path.strip("[]").split(",")]
+        if re.match("[a-z0-9+]+://", path):
+            remedy = "download it first, then give the file"
+            if path.startswith("http"):
+                remedy = f"curl -LO {shlex.quote(path)} downloads it; then give the file"
+        elif len(several) > 1 and all(part and user_path(setting, part).exists() for part in several):
+            folder = f"{setting}=texts"
+            remedy = f"mkdir texts && cp -r {shlex.join(several)} texts/ makes a folder of them: then set {folder}"
+        raise DataError(problem, remedy)
     return files
+
+
+def matches(pattern: Path) -> list[Path]:
+    """Return the paths that match a glob.
+
+    If none does, its folders that exist are taken as they are, such as `notes [2024]/*.txt`.
+    """
+    found = glob.glob(str(pattern), recursive=True)  # noqa: PTH207 (Path.glob wants a relative one)
+    if not found:
+        folder = next(parent for parent in pattern.parents if parent.is_dir())
+        below = Path(glob.escape(str(folder)), pattern.relative_to(folder))
+        found = glob.glob(str(below), recursive=True)  # noqa: PTH207
+    return [*map(Path, found)]
 
 
 def stdlib_files() -> Files:

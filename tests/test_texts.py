@@ -6,6 +6,8 @@ import io
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import tracemalloc
 import types
@@ -349,3 +351,38 @@ def test_a_dataset_that_cannot_be_read_is_refused_in_a_sentence(monkeypatch, loa
     with pytest.raises(DataError, match=message) as caught:
         read(Source(DataConfig(source="hf", name="a/b")))
     assert "\n" not in str(caught.value)
+
+
+def test_a_glob_below_a_folder_whose_name_looks_like_one(tmp_path):
+    for folder in ("notes [2024]", "notes 2", "what?/deep [a]/er", "a*b"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "n.txt").write_text(folder)
+
+    def read(pattern: str) -> list[str]:
+        return ["".join(document) for document in Source(DataConfig(path=str(tmp_path / pattern))).documents()]
+
+    assert read("notes [2024]/*.txt") == ["notes 2"], "a pattern that matches stays one"
+    (tmp_path / "notes 2" / "n.txt").unlink()
+    assert read("notes [2024]/*.txt") == read("notes [2024]/**/*.txt") == read("notes [2024]/n.*") == ["notes [2024]"]
+    assert read("what?/deep [a]/**/*.txt") == ["what?/deep [a]/er"]
+    assert read("a*b/*.txt") == ["a*b"]
+    with pytest.raises(DataError, match="names no regular file"):
+        read("notes [2024]/*.md")
+
+
+def test_several_paths_and_an_address_are_refused_with_what_to_type(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "my b.txt"):
+        (tmp_path / name).write_text(name)
+    for typed in ("a.txt,my b.txt", "[a.txt, my b.txt]", "['a.txt', 'my b.txt']"):
+        with pytest.raises(DataError) as caught:
+            Source(DataConfig(path=typed))
+        command, setting = re.fullmatch("(.*) makes a folder of them: then set (.*)", caught.value.remedy).groups()
+        subprocess.run(["bash", "-c", command], check=True)
+        texts = Source(DataConfig(path=setting.removeprefix("data.path="))).documents()
+        assert ["".join(text) for text in texts] == ["a.txt", "my b.txt"]
+        shutil.rmtree("texts")
+    with pytest.raises(DataError, match=r"curl -LO 'https://a\.b/c\.txt\?d&e' downloads it"):
+        Source(DataConfig(path="https://a.b/c.txt?d&e"))
+    with pytest.raises(DataError, match="give a file, a folder"):
+        Source(DataConfig(path="a.txt,none.txt"))
