@@ -7,9 +7,10 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -42,6 +43,7 @@ from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tok
 
 FORMAT = 6  # changes with the content of the cache: older folders are then prepared again
 SPLITS = ("train", "val")
+LLM_C = (b"\x88\xd8\x34\x01", b"\xa1\xd9\x34\x01")  # the first bytes of its files of ids of 2 and of 4 bytes
 FOLDER = re.compile("[a-z]+-[0-9a-f]{16}")  # the name of a folder of the cache
 # Characters of bpe's training sample for each token. All of the default text would give 0.03% fewer tokens.
 BPE_CHARACTERS = 2_000
@@ -361,10 +363,49 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     own = read_tokenizer(folder / "tokenizer.json") if (folder / "tokenizer.json").exists() else None
     if own and encoding and not same_tokens(own, encoding):
         raise DataError(f"data.path={data.path} has ids of another tokenizer than the model's", "give the text instead")
+    for file in files:
+        refuse_header(file, data)
     encoding = encoding or own or make_tokenizer(tokenizer, ())
-    train, val = open_folder(folder, encoding, f"data.path={data.path}", remedy)
+    dtypes = [stored_dtype(file, encoding.n_vocab) for file in files]
+    train, val = open_folder(folder, encoding, f"data.path={data.path}", remedy, dtypes)
     name = f"nanogpt-{fingerprint(files)}"
     return TokenDataset(encoding, train, val, name, f"tokens of {data.path}", data.document_mask)
+
+
+def refuse_header(file: str, data: DataConfig) -> None:
+    """Raise DataError if a file of ids begins with something else."""
+    folder = Path(file).parent
+    with Path(file).open("rb") as stream:
+        start = stream.read(8)
+    if start.startswith(b"\x93NUMPY"):
+        noun, remedy = "an array saved by numpy.save()", "write the ids by their method tofile() instead"
+    elif start[:4] in LLM_C:
+        noun = "ids after the header of llm.c"
+        cut = f'tail -c +1025 {shlex.quote(str(folder))}/"$split".bin > ids/"$split".bin'
+        remedy = f"mkdir ids; for split in train val; do {cut}; done leaves it out: then set data.path=ids"
+    elif start == b"version ":
+        noun = "a pointer of Git LFS in place of the file"
+        remedy = f"git -C {shlex.quote(str(folder))} lfs pull fetches the file"
+    else:
+        return
+    fault = f"cannot be used ({Path(file).name} is {noun})"
+    raise DataError(fault, remedy, setting="data.path", value=data.path)
+
+
+def stored_dtype(file: str, n_vocab: int) -> np.dtype:
+    """Return the type of the ids that another program wrote: token_dtype(), or a wider one.
+
+    Read as half as wide, each second id of a wider type is 0, as no text has them.
+    """
+    dtype = token_dtype(n_vocab)
+    with Path(file).open("rb") as stream:
+        start = stream.read(1 << 16)
+    for wider in ("<u4", "<u8"):
+        halves = np.frombuffer(start[: len(start) // 8 * 8], dtype)
+        is_wider = len(halves) >= 32 and halves[::2].any() and not halves[1::2].any()
+        if is_wider and np.dtype(wider).itemsize == 2 * dtype.itemsize:
+            dtype = np.dtype(wider)
+    return dtype
 
 
 def open_folder(
@@ -372,15 +413,19 @@ def open_folder(
     encoding: Encoding,
     place: str,
     remedy: str,
+    dtypes: Sequence[np.dtype] | None = None,
 ) -> list[np.ndarray]:
     """Return train.bin and val.bin, memory-mapped; DataError if an id is not `encoding`'s.
 
-    Reads all ids for this check: 0.1 s for 300 MB that are in memory.
+    Reads all ids for this check: 0.1 s for 300 MB that are in memory. dtypes: the types of their ids.
     """
-    dtype = token_dtype(encoding.n_vocab)
+    dtypes = dtypes or [token_dtype(encoding.n_vocab)] * len(SPLITS)
     try:
         # As plain arrays: slicing numpy's memmap class is several times slower.
-        splits = [np.memmap(folder / f"{split}.bin", dtype, "r").view(np.ndarray) for split in SPLITS]
+        splits = [
+            np.memmap(folder / f"{split}.bin", dtype, "r").view(np.ndarray)
+            for split, dtype in zip(SPLITS, dtypes, strict=True)
+        ]
         highest = max(ids.max() for ids in splits)
         if highest >= encoding.n_vocab:
             raise ValueError(f"it has the id {highest}, and tokenizer={encoding.name} ids below {encoding.n_vocab}")

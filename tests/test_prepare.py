@@ -574,6 +574,30 @@ def test_nanogpts_tokens_are_mapped_where_they_lie(folder):
     assert opened(folder).fingerprint != data.fingerprint
 
 
+@pytest.mark.parametrize("stored", ["<u2", "<u4", "<i4", "<i8", "<u8"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_ids_that_were_stored_wider_than_they_need_are_read_as_they_were_written(folder, stored, split):
+    ids = np.random.default_rng(1).integers(0, 50_257, 1000)
+    ids.astype(stored).tofile(folder / f"{split}.bin")
+    data = opened(folder)
+    assert np.array_equal(getattr(data, split), ids)
+    assert replace(data, block_size=8, batch_size=4).train_batch(0, 0, 4).inputs.dtype == np.int64
+
+
+@pytest.mark.parametrize(("magic", "stored"), [(20240520, "<u2"), (20240801, "<u4")])
+def test_ids_after_the_header_of_llm_c_are_refused_with_the_commands_that_leave_it_out(folder, magic, stored):
+    ids = np.arange(40_000, 41_000).astype(stored)
+    for split in ("train", "val"):
+        header = np.zeros(256, "<i4")
+        header[:3] = magic, 1, len(ids)
+        (folder / f"{split}.bin").write_bytes(header.tobytes() + ids.tobytes())
+    with pytest.raises(DataError, match=r"train\.bin is ids after the header of llm\.c") as caught:
+        opened(folder)
+    command, _, place = re.match(r"(.*?) (leaves it out: then set data\.path=)(.*)", caught.value.remedy).groups()
+    subprocess.run(["bash", "-c", command], check=True, cwd=folder)
+    assert np.array_equal(opened(folder / place).train, ids)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "problem"),
     [
@@ -582,6 +606,16 @@ def test_nanogpts_tokens_are_mapped_where_they_lie(folder):
         ("train.bin", np.array([1, 50_257], "<u2").tobytes(), "has the id 50257, and tokenizer=gpt2 ids below 50257"),
         ("val.bin", np.array([0] * (1 << 24) + [50_257], "<u2").tobytes(), "has the id 50257, and tokenizer=gpt2"),
         ("val.bin", None, r"cannot be used \(No such file.*: give a folder with train\.bin"),
+        (
+            "val.bin",
+            b"\x93NUMPY\1\0" + bytes(120),
+            r"val\.bin is an array saved by numpy\.save.*: write the ids by .*tofile",
+        ),
+        (
+            "train.bin",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "is a pointer of Git LFS .*: git -C .* lfs pull",
+        ),
         ("meta.pkl", b"", r"meta\.pkl explains.*data=text data\.path=.*input\.txt"),
     ],
 )
