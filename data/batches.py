@@ -94,6 +94,8 @@ class TokenDataset:
     """Sequences in a step."""
     seed: int = 1
     """Seed of the order of the sequences."""
+    more_tokens: str = "more text"
+    """What makes the splits longer, in the words of an error."""
 
     def train_batch(self, step: int, start: int, stop: int) -> Batch:
         """Return a step's sequences from `start` to `stop`, a function of the seed and the step."""
@@ -155,7 +157,9 @@ class TokenDataset:
         for name, tokens in (("training", self.train), ("validation", self.val)):
             if len(tokens) <= self.block_size:
                 problem = f"the {name} split has {len(tokens):,} tokens, too few for model.block_size={self.block_size}"
-                raise DataError(problem, "choose a smaller one, more text, tokenizer=byte or another data.val_fraction")
+                longest = min(len(self.train), len(self.val)) - 1
+                shorter = f"set model.block_size={longest} or less, or " if longest > 0 else ""
+                raise DataError(problem, f"{shorter}choose {self.more_tokens}")
 
 
 @lru_cache(maxsize=2)  # a batch may have the last sequences of one epoch and the first of the next

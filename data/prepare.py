@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain, islice, repeat
 from pathlib import Path
 
@@ -113,7 +113,12 @@ def prepare(
                     text = text_of(folder)  # on a disk without locks another run may have been sooner
                     if is_alone or text is None:
                         raise
-        return map_folder(folder, encoding, text, document_mask=data.document_mask)
+        more_tokens = ["more text"]
+        if encoding is None and tokenizer.name != "byte":
+            more_tokens.append("tokenizer=byte")
+        more_tokens.append("a longer data.val_path" if validation else "another data.val_fraction")
+        mapped = map_folder(folder, encoding, text, document_mask=data.document_mask)
+        return replace(mapped, more_tokens=" or ".join(more_tokens))
 
 
 def prepared(data: DataConfig, name: str) -> TokenDataset | None:

@@ -520,11 +520,37 @@ def test_a_split_shorter_than_a_window_is_refused_with_the_remedy(tmp_path, text
     data = prepared(tmp_path, text_file)
     assert len(data.val) == 631
     replace(data, block_size=630).check()
-    message = r"validation split has 631 tokens.*model\.block_size=631: choose a smaller one.*=byte.*data\.val_fraction"
+    message = (
+        r"validation split has 631 tokens, too few for model\.block_size=631: set model\.block_size=630 or less, or "
+    )
     with pytest.raises(DataError, match=message):
         replace(data, block_size=631).check()
     with pytest.raises(DataError, match="training split has 5,671 tokens"):
         replace(data, block_size=10_000).check()
+
+
+def test_the_remedy_for_a_short_split_names_settings_that_the_text_has_and_that_make_it_longer(tmp_path, text_file):
+    def remedy(**settings) -> str:
+        """The remedy for a window that is longer than the text."""
+        name, encoding = settings.pop("name", "byte"), settings.pop("encoding", None)
+        config = DataConfig(**dict(path=str(text_file), cache_dir=str(tmp_path / "cache")) | settings)
+        data = prepare.prepare(config, TokenizerConfig(name=name, vocab_size=300), encoding=encoding)
+        with pytest.raises(DataError) as caught:
+            replace(data, block_size=100_000).check()
+        longest = int(re.match(r"set model\.block_size=(\d+) or less, or choose ", caught.value.remedy)[1])
+        replace(data, block_size=longest).check()
+        with pytest.raises(DataError):
+            replace(data, block_size=longest + 1).check()
+        return caught.value.remedy.partition("choose ")[2]
+
+    byte = make_tokenizer(TokenizerConfig(name="byte"), ())
+    assert remedy(name="bpe") == "more text or tokenizer=byte or another data.val_fraction"
+    assert remedy() == remedy(name="bpe", encoding=byte) == "more text or another data.val_fraction"
+    held_out = write_jsonl(tmp_path / "held.jsonl", ["a validation text"])
+    assert remedy(val_path=str(held_out)) == "more text or a longer data.val_path"
+    for split in ("train", "val"):
+        np.arange(100).astype("<u2").tofile(tmp_path / f"{split}.bin")
+    assert remedy(source="nanogpt", path=str(tmp_path)) == "more text"
 
 
 @pytest.mark.parametrize("mask", [False, True])
