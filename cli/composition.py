@@ -28,6 +28,7 @@ from omegaconf.errors import (
 )
 
 from cli.overrides import CONF, check_typed
+from common.aliases import OPTIONS
 from common.console import show_log
 from common.errors import SettingsError, first_line
 from common.mistakes import sentence_for
@@ -257,4 +258,12 @@ def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:
     if file.is_file():
         return f"rename {seen_from_here(file)} to {file.stem}.yaml"
     similar = [known for known in options if known.lower() == Path(option).stem.lower()]
-    return f"did you mean {group}={similar[0]}" if similar else f"choose {group} from {', '.join(options)}"
+    if similar:
+        return f"did you mean {group}={similar[0]}"
+    ours, _, difference = OPTIONS.get(group, {}).get(option.lower(), "").partition(": ")
+    if ours:
+        return f"choose {group}={ours} ({difference}), or another of {', '.join(options)}"
+    remedy = f"choose {group} from {', '.join(options)}"
+    if group == "tokenizer" and re.search(r"[./\\]", option):
+        remedy += "; a file of another tokenizer is read only with its model, by init_from=hf:FOLDER"
+    return remedy

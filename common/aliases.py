@@ -1,4 +1,4 @@
-"""Names of settings in nanoGPT, nanochat, llama2.c, litgpt and Hugging Face, with ours."""
+"""Names of settings and options in nanoGPT, litgpt, Hugging Face and others, with ours."""
 
 # {their name: our settings, the first that a command has; after a colon a word on the difference}.
 ALIASES = {
@@ -17,8 +17,12 @@ ALIASES = {
     "validation_split": "data.val_fraction",
     "validation_split_percentage": "data.val_fraction: 0.1 holds out 10%",
     "val_split_fraction": "data.val_fraction",
+    "val_split": "data.val_fraction",
+    "val_ratio": "data.val_fraction",
+    "validation_fraction": "data.val_fraction",
     "text_column": "data.text_field",
     "text_column_name": "data.text_field",
+    "text_key": "data.text_field",
     "tokenizer_name": "tokenizer",
     "vocab_source": "tokenizer",
     # Model
@@ -65,9 +69,15 @@ ALIASES = {
     "lr_decay_iters": "max_steps: the schedule ends with the run",
     "max_iters": "max_steps",
     "num_iterations": "max_steps",
+    "train_steps": "max_steps",
+    "num_train_steps": "max_steps",
+    "max_train_steps": "max_steps",
+    "total_steps": "max_steps",
     "iterations": "max_steps",
     "epochs": "max_steps: the line `run` tells the epochs",
     "num_epochs": "max_steps: the line `run` tells the epochs",
+    "n_epochs": "max_steps: the line `run` tells the epochs",
+    "max_epochs": "max_steps: the line `run` tells the epochs",
     "num_train_epochs": "max_steps: the line `run` tells the epochs",
     "max_tokens": "max_new_tokens max_steps: a step has batch_size × model.block_size tokens",
     "target_flops": "max_flops",
@@ -128,4 +138,45 @@ ALIASES = {
     "temp": "temperature",
     "do_sample": "temperature: temperature=0 takes the likeliest token",
     "stop_sequences": "stop",
+}
+
+# {group: {their name of an option: ours, and after a colon a word on it}}.
+OPTIONS = {
+    "tokenizer": {
+        "char": "byte: one token a byte, so a letter beyond ASCII has several",
+        "chars": "byte: one token a byte, so a letter beyond ASCII has several",
+        "character": "byte: one token a byte, so a letter beyond ASCII has several",
+        "bytes": "byte: one token a byte",
+        "sentencepiece": "bpe: trained on the text",
+        "spm": "bpe: trained on the text",
+        "r50k_base": "gpt2: the same tokens",
+        "gpt-2": "gpt2: OpenAI's",
+        "gpt4": "cl100k_base: OpenAI's",
+        "gpt-4": "cl100k_base: OpenAI's",
+        "gpt-4o": "o200k_base: OpenAI's",
+    },
+    "data": {
+        "shakespeare_char": "shakespeare: with tokenizer=byte a token is a letter",
+        "tinyshakespeare": "shakespeare: 1.1 MB, downloaded once",
+        "openwebtext": "nanogpt: data.path=FOLDER, with the files of its prepare.py",
+        "json": "jsonl: data.path=FILE, JSON lines or an array",
+        "parquet": "hf: data.path=FILE",
+        "txt": "text: data.path=FILE",
+    },
+    "model": {
+        "gpt2-medium": "gpt2_medium: OpenAI's second size",
+        "gpt2-large": "gpt2_large: OpenAI's third size",
+        "gpt2-xl": "gpt2_xl: OpenAI's largest size",
+        "gpt2-small": "gpt2: OpenAI's first size",
+    },
+    "optimizer": {
+        "adam": "adamw: with optimizer.weight_decay=0 it is Adam",
+        "adamw_torch": "adamw: the updates of torch's own",
+    },
+    "schedule": {
+        "linear": "warmup_stable_decay: schedule.decay_fraction=1 falls from the warm-up on",
+        "wsd": "warmup_stable_decay: schedule.decay_fraction is the share of the decay",
+        "constant_with_warmup": "constant: it has a warm-up",
+        "cosine_with_min_lr": "cosine: schedule.final_factor is the last rate as a share of the peak",
+    },
 }

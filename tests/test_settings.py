@@ -25,7 +25,7 @@ from cli.composition import register_schema as register
 from cli.hydra_command import group_options
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed
 from cli.with_torch import inherited_settings
-from common.aliases import ALIASES
+from common.aliases import ALIASES, OPTIONS
 from common.errors import SettingsError, format_value
 from common.mistakes import sentence_for
 from common.settings import from_arguments, parse_overrides, settings_in, unknown_setting
@@ -37,6 +37,7 @@ from generation.config import SampleConfig
 from model.config import GPTConfig
 from sweeps.hydra_versions import VERSION_BASE
 from training.config import OptimizerConfig, ScheduleConfig, TrainConfig, WandbConfig
+from training.optimizer import schedule_factor
 
 SCHEMAS = {"train.py": TrainConfig, "sample.py": SampleConfig, "eval.py": EvalConfig, "export.py": ExportConfig}
 TEXTS = ["Hello, world", "def read(self", "it's", "a=b", "'", 'say "hi" and "ho"', "a\nb\n", "C:\\new\\", 'a\\"b']
@@ -261,6 +262,10 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "seed=null": "seed=null is not a whole number: correct it, or leave it out for seed=1",
     "data.val_fraction=2": "must be above 0 and at most 0.5: correct it, or leave it out for data.val_fraction=null",
     "model=/etc/passwd": "model=/etc/passwd does not exist: choose model from gpt2",
+    "tokenizer=char": "tokenizer=char does not exist: choose tokenizer=byte (one token a byte, so a letter",
+    "tokenizer=my/tokenizer.json": "; a file of another tokenizer is read only with its model, by init_from=hf:FOLDER",
+    "schedule=Linear": "schedule=Linear does not exist: choose schedule=warmup_stable_decay (",
+    "model=gpt2-xl": "model=gpt2-xl does not exist: choose model=gpt2_xl (",
     "-m hydra/launcher=x": "hydra/launcher=x does not exist: choose hydra/launcher from",
     "model=huge": "model=huge does not exist: choose model from gpt2",
     "+experiment=nope": "experiment=nope does not exist: choose experiment from",
@@ -323,6 +328,16 @@ def test_an_option_in_a_file_that_hydra_does_not_read_is_found(tmp_path, monkeyp
     error = MissingConfigException("", missing_cfg_file=f"experiment/{typed}", options=["heads"])
     said = f"experiment={typed} does not exist: rename experiment/mine.yml to mine.yaml."
     assert explain(error) == said
+
+
+def test_an_option_of_another_trainer_is_answered_with_one_of_ours():
+    for group, options in OPTIONS.items():
+        ours = {file.stem for file in (CONF / group).glob("*.yaml")}
+        assert not options.keys() & ours and {answer.partition(": ")[0] for answer in options.values()} <= ours
+    # What is said of linear: from the warm-up on the rate falls by the same amount in each step.
+    linear = ScheduleConfig(warmup_steps=5, decay_fraction=1.0)
+    factors = [schedule_factor(linear, step, step / 25, 25) for step in range(5, 26)]
+    assert factors == pytest.approx([1 - number / 20 for number in range(21)])
 
 
 def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_has_it():
