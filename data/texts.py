@@ -253,6 +253,8 @@ class Source:
                 text, replaced = replace_surrogates(text)
                 if replaced:
                     self._note_replaced(replaced, where)
+                if "\r\n" in text:
+                    self._note(f"Records with \\r\\n at line ends in {field}, which the model learns", 1, where)
                 yield from self._divided([text])
             else:
                 raise without_text(record, field, format)
@@ -260,14 +262,23 @@ class Source:
     def _blocks(self, file: str) -> Iterator[str]:
         """Yield the text of a file in blocks."""
         with opened_text(file) as stream:
-            block = stream.read(LONGEST)
-            # They are read as they are, but rarely meant to be learned.
-            if "\r\n" in block:
-                convert = "to convert: sed -i 's/\\r$//'"
-                self._note(f"Files with \\r\\n at line ends, which the model learns ({convert})", 1, file)
-            while block:
+            is_noted = False
+            while block := stream.read(LONGEST):
+                # They are read as they are, but rarely meant to be learned.
+                if "\r" in block and not is_noted:
+                    is_noted = self._note_line_ends(block, file)
                 yield replace_surrogates(block)[0]
-                block = stream.read(LONGEST)
+
+    def _note_line_ends(self, block: str, file: str) -> bool:
+        """Note line ends of Windows or old Macs in a file; return whether it has any."""
+        if "\r\n" in block:
+            fact = "Files with \\r\\n at line ends, which the model learns (to convert: sed -i 's/\\r$//')"
+        elif "\n" not in block:
+            fact = "Files with \\r at line ends, which the model learns (to convert: sed -i 's/\\r/\\n/g')"
+        else:  # such as the progress bars in a log
+            return False
+        self._note(fact, 1, file)
+        return True
 
     def _divided(self, blocks: Iterable[str]) -> Iterator[Iterable[str]]:
         """Yield the documents between the separators of a text, and count the separators."""

@@ -386,3 +386,29 @@ def test_several_paths_and_an_address_are_refused_with_what_to_type(tmp_path, mo
         Source(DataConfig(path="https://a.b/c.txt?d&e"))
     with pytest.raises(DataError, match="give a file, a folder"):
         Source(DataConfig(path="a.txt,none.txt"))
+
+
+def test_line_ends_of_windows_and_old_macs_are_told_wherever_they_begin(tmp_path):
+    bar = "10%\r20%\r30%\ndone\n"
+    contents = {
+        "a.txt": "one\ntwo\n",
+        "bar.log": bar,
+        "late.txt": "word " * (LONGEST // 4) + "\nend\r\n",
+        "mac.txt": "one\rtwo\r",
+        "r.jsonl": '{"text": "one\\r\\ntwo"}\n{"text": "three\\n"}\n{"text": "four\\r\\n"}\n',
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    source = Source(DataConfig(path=str(tmp_path)))
+    found = ["".join(document) for document in source.documents()]
+    assert found[:4] == [contents[name] for name in ("a.txt", "bar.log", "late.txt", "mac.txt")]
+    assert source.note_lines() == [
+        f"{CRLF}: 1, first in {tmp_path}/late.txt.",
+        f"Files with \\r at line ends, which the model learns (to convert: sed -i 's/\\r/\\n/g'): 1, "
+        f"first in {tmp_path}/mac.txt.",
+        "Records with \\r\\n at line ends in text, which the model learns: 2, "
+        f"first in {tmp_path}/r.jsonl line 1, {tmp_path}/r.jsonl line 3.",
+    ]
+    # The command that is named makes lines of an old Mac's file.
+    subprocess.run(["sed", "-i", r"s/\r/\n/g", str(tmp_path / "mac.txt")], check=True)
+    assert (tmp_path / "mac.txt").read_bytes() == b"one\ntwo\n"
