@@ -8,6 +8,12 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
 
+PICKLED = (
+    "a pickle of another trainer, such as nanoGPT's ckpt.pt, can run code and is not read: "
+    "save its weights in Hugging Face's format there, then export.py import_from=FOLDER"
+)
+"""The remedy for a checkpoint of another trainer."""
+
 
 class SettingsError(ValueError):
     """A setting that cannot be used, as a sentence: SETTING=VALUE FAULT: REMEDY.

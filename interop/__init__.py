@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 
-from common.errors import HuggingFaceError, cause, damage_named
+from common.errors import PICKLED, HuggingFaceError, cause, damage_named
 
 WRITTEN = "that transformers' save_pretrained() wrote, with config.json and model.safetensors"
 """What a folder to import is."""
@@ -24,11 +24,7 @@ def find_folder(where: str) -> Path:
         if folder.is_dir():
             return folder
         if folder.is_file():
-            problem = f"{where} is a file"
-            remedy = (
-                "give the folder that transformers' save_pretrained() wrote, with config.json and model.safetensors"
-            )
-            raise HuggingFaceError(problem, remedy)
+            raise HuggingFaceError("is a file", f"give the folder {WRITTEN}; {PICKLED}", value=where)
         from huggingface_hub import snapshot_download  # optional
 
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 from torch import Tensor
 
-from common.errors import CheckpointError, SettingsError, damage_named
+from common.errors import PICKLED, CheckpointError, SettingsError, damage_named
 from common.files import pointed, reading, replace_text, replacing, user_path
 from common.settings import build
 from common.text import command
@@ -193,6 +193,11 @@ def read_meta(path: Path) -> Meta:
     if not (path / "meta.json").is_file():
         fault = "is not a checkpoint (it has no meta.json)"
         remedy = "give a run directory or a checkpoint; export.py import_from= makes one"
+        if path.is_file():
+            fault = "is a file"
+            remedy = f"give a run directory or a checkpoint; {PICKLED}"
+            if (path.parent / "meta.json").is_file():
+                remedy = f"give its folder, {path.parent}"
         raise CheckpointError(fault, remedy, setting="checkpoint", value=path)
     with readable(path):
         content = json.loads((path / "meta.json").read_bytes())

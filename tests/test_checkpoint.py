@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -18,11 +19,12 @@ from safetensors.torch import load_file, save_file
 
 import common.files
 import runs.checkpoint as checkpoints
-from common.errors import CheckpointError
+from common.errors import CheckpointError, HuggingFaceError
 from common.text import flat
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.score import learned_task
+from interop import find_folder
 from model.config import GPTConfig
 from model.size import count_weights
 from model.weights import plain_weights
@@ -35,6 +37,7 @@ from runs.checkpoint import (
     meta_checksum,
     open_checkpoint,
     read_meta,
+    save_checkpoint,
     verify_checkpoint,
     write_checkpoint,
 )
@@ -313,3 +316,22 @@ def test_a_setting_that_is_unknown_here_is_named_with_the_version_that_wrote_it_
         open_checkpoint(str(run))
     with pytest.raises(CheckpointError, match=rf"^init_from={run}: {saved} {said}"):
         pretrained_config(str(run))
+
+
+def test_a_file_in_place_of_a_checkpoint_is_refused_unopened_with_what_to_give(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (exec, ("raise SystemExit('it ran')",))
+
+    (tmp_path / "ckpt.pt").write_bytes(pickle.dumps(Trap()))
+    for read in (load_checkpoint, find_folder):
+        with pytest.raises(
+            (CheckpointError, HuggingFaceError), match=r"ckpt\.pt is a file: .*is not read: save its"
+        ) as found:
+            read(tmp_path / "ckpt.pt" if read is load_checkpoint else str(tmp_path / "ckpt.pt"))
+        assert "\n" not in str(found.value)
+    model = random_gpt(vocab_size=257)
+    save_checkpoint(tmp_path / "step_1", model=model, tokenizer=None, config=TrainConfig(model=model.config))
+    with pytest.raises(CheckpointError, match=rf"give its folder, {re.escape(str(tmp_path / 'step_1'))}"):
+        load_checkpoint(tmp_path / "step_1" / "model.safetensors")
+    load_checkpoint(tmp_path / "step_1")
