@@ -1,5 +1,6 @@
 """Evaluations: their number of targets, their memory, and that a failed one loses nothing."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -290,3 +291,12 @@ def test_no_logits_of_all_targets_exist_in_an_evaluation(train_config, monkeypat
         evaluate(run.model, run.data, 8, run.autocast)
     rows = [len(x) for x, weight in seen if len(weight) >= 257]  # with padding
     assert rows and max(rows) <= 16
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best_and_tries_patience():
+    progress = Progress()
+    found = []
+    for progress.step, loss in enumerate([math.nan, 3.0, math.nan, math.inf, 2.9, math.nan, 2.95], start=1):
+        progress.compare(loss, 100)
+        found.append((progress.best_step, progress.best_loss, progress.without_gain))
+    assert found == [(0, None, 1), (2, 3.0, 0), (2, 3.0, 1), (2, 3.0, 2), (5, 2.9, 0), (5, 2.9, 1), (5, 2.9, 2)]

@@ -366,3 +366,22 @@ def test_the_command_that_is_named_makes_records_that_can_be_read(tmp_path, name
     made = shlex.split(command)[-1]
     subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
     assert [text for text in read(made, **settings)[0] if text] == wanted
+
+
+def test_only_a_line_feed_ends_a_line_of_json(tmp_path):
+    texts = ["one\u2028two", "three\u2029four\x85five", "six\x0bseven\x0ceight\x1cnine"]
+    # The control characters of ASCII must be escaped in JSON; the others stand in a string as they are.
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    assert len("\n".join(lines).splitlines()) > len(texts)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert read(tmp_path / "a.jsonl")[0] == texts
+
+
+@pytest.mark.parametrize("ending", PACKED)
+def test_packed_files_one_after_the_other_are_one_text_and_a_cut_one_is_refused(tmp_path, ending):
+    packed = PACKED[ending].compress(b"word " * 1000)
+    (tmp_path / f"whole.txt{ending}").write_bytes(packed * 3)
+    assert read(tmp_path / f"whole.txt{ending}")[0] == ["word " * 3000]
+    (tmp_path / f"cut.txt{ending}").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataError, match=rf"cut\.txt{ending} cannot be read \(.*\): fix it or leave it out"):
+        read(tmp_path / f"cut.txt{ending}")
