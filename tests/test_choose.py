@@ -72,6 +72,17 @@ def test_every_modifier_has_an_answer_everywhere(modifier, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 14
 
 
+def test_a_length_and_a_window_of_ones_own_are_asked(capsys):
+    main(["sdpa+window", "T=300", "window=128"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("window: 128") and len(lines) == 2 + 2 * 4
+    assert re.search(r"cpu +float32 +300 tokens +chunks ", lines[2]) and "1 token, 300 keys" in lines[3]
+    main(["sdpa+window", "T=300", "window=300"])  # which hides nothing
+    assert re.search(r"cpu +float32 +300 tokens +fused ", capsys.readouterr().out.splitlines()[2])
+    with pytest.raises(SettingsError, match="T=many is no number of tokens: type T=256"):
+        main(["sdpa", "T=many"])
+
+
 @pytest.mark.parametrize(
     ("case", "place", "lengths", "name"),
     [

@@ -33,7 +33,7 @@ code.py        a file of your own, run by code=FILE
 check.py       python -m model.attention.check: does all of it work on your machine?
 choose.py      python -m model.attention.choose NAME: which code computes it?
 
-Next door, to be read before layer.py: model/rope.py, model/cache.py, model/layers.py.
+Next door: model/layers.py, to be read first; model/rope.py and model/cache.py, before layer.py.
 """
 
 from inspect import signature

@@ -1,12 +1,14 @@
-"""Which code computes an attention? `python -m model.attention.choose NAME` prints it.
+"""Which code computes an attention? `python -m model.attention.choose NAME [T=TOKENS] [window=KEYS]` prints it.
 
 For each length, device and type it names the executor that runs, and says why the faster ones do not: see executors.py.
-Without a name it prints the table of docs/hardware.md. code=FILE runs a file that registers an attention of your own.
+T is the length of a text, in place of two; window is attention_window. Without a name it prints the table of
+docs/hardware.md. code=FILE runs a file that registers an attention of your own.
 Layers are made of shapes alone, so any machine can say what a GPU would run, one from Ampere on.
 """
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,17 +49,18 @@ class Choice(NamedTuple):
     executors: Executors
 
 
-def choice_of(case: str, dtype: torch.dtype, T: int, S: int) -> Choice:
+def choice_of(case: str, dtype: torch.dtype, T: int, S: int, window: int = WINDOW) -> Choice:
     """Return the choice of a layer in training, or in decoding if T is not S."""
     # Make the layer.
     attention, *more = case.split()
-    settings: dict[str, Any] = {"attention_window": WINDOW} if "window" in attention else {}
+    settings: dict[str, Any] = {"attention_window": window} if "window" in attention else {}
     if "position=alibi" in more:
         settings["position"] = "alibi"
     if "dropout" in more and T == S:
         settings["attention_dropout"] = 0.1
+    settings["block_size"] = max(S, SHAPE["block_size"])
     with torch.device("meta"):
-        layer = make_attention(GPTConfig(attention=attention, **SHAPE, **settings)).to(dtype)
+        layer = make_attention(GPTConfig(attention=attention, **SHAPE | settings)).to(dtype)
 
     # Note the call that it would compute.
     noted: list[Call] = []
@@ -84,21 +87,21 @@ def choice_of(case: str, dtype: torch.dtype, T: int, S: int) -> Choice:
     return Choice(noted[0] if noted else None, layer.function.executors)
 
 
-def name_of(case: str, device: str, dtype: torch.dtype, T: int, S: int) -> str:
+def name_of(case: str, device: str, dtype: torch.dtype, T: int, S: int, window: int = WINDOW) -> str:
     """Return the name of the executor that runs."""
-    call, executors = choice_of(case, dtype, T, S)
+    call, executors = choice_of(case, dtype, T, S, window)
     return STATE if call is None else choose(call, executors, device).name
 
 
-def explain(case: str) -> list[str]:
+def explain(case: str, lengths: Sequence[tuple[int, int]] = LENGTHS, window: int = WINDOW) -> list[str]:
     """Return lines that say what computes an attention where, and why not the faster executors."""
     lines = [case]
     for device, dtype in PLACES:
-        for T, S in LENGTHS:
+        for T, S in lengths:
             text = f"{T:,} tokens" if T == S else f"{T} token, {S:,} keys"
-            found = name_of(case, device, dtype, T, S)
+            found = name_of(case, device, dtype, T, S, window)
             line = f"  {device:<5} {str(dtype)[6:]:<9} {text:<20} {found}"
-            call, executors = choice_of(case, dtype, T, S)
+            call, executors = choice_of(case, dtype, T, S, window)
             if call is not None:
                 # Join the executors that have one reason.
                 reasons = defaultdict(list)
@@ -131,15 +134,29 @@ def table() -> str:
 
 def main(arguments: list[str]) -> None:
     """Print what computes some attentions, or the table."""
-    attentions = run_codes(arguments)
+    # Read the sizes.
+    sizes = {}
+    named = []
+    for argument in arguments:
+        name, _, number = argument.partition("=")
+        if name in ("T", "window"):
+            if not number.isdecimal() or int(number) < 1:
+                raise SettingsError(f"{argument} is no number of tokens", f"type {name}=256")
+            sizes[name] = int(number)
+        else:
+            named.append(argument)
+    window = sizes.get("window", WINDOW)
+    lengths = ((sizes["T"], sizes["T"]), (1, sizes["T"])) if "T" in sizes else LENGTHS
+
+    attentions = run_codes(named)
     if not attentions:
         print(table())
         return
     heads = f"{SHAPE['n_head']} query heads of 64 channels and {SHAPE['n_kv_head']} key heads"
-    print(f"layers of {heads}; window: {WINDOW}")
+    print(f"layers of {heads}; window: {window}")
     for pattern in attentions:
         for attention in dict.fromkeys(pattern.split("/")):
-            print("\n".join(explain(attention)))
+            print("\n".join(explain(attention, lengths, window)))
 
 
 if __name__ == "__main__":
