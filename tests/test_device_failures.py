@@ -188,6 +188,7 @@ def test_an_operation_that_apples_gpus_lack_is_no_broken_card(train_config, monk
 )
 def test_under_torchrun_a_mistake_is_told_once_and_a_failed_device_by_its_process(monkeypatch, capsys, error, told):
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # as torchrun does
     monkeypatch.setattr(os, "_exit", raising(SystemExit(1)))
     with pytest.raises(SystemExit), mistakes_explained():
         raise error

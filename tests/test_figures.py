@@ -24,7 +24,7 @@ from training.pretrained import MAY_CHANGE_ON_INIT
 from training.run import DEFAULT_STEPS
 
 ROOT = Path(__file__).parent.parent
-NUMBERS = dict(enumerate(["four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 4))
+NUMBERS = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 3))
 
 
 def page(name: str) -> str:
