@@ -1,8 +1,8 @@
 """Which code computes an attention? `python -m model.attention.choose NAME` prints it.
 
 For each length, device and type it names the executor that runs, and says why the faster ones do not: see executors.py.
-`T=300` is the length of a text, in place of two; `window=128` is attention_window. Without a name it prints the table of
-docs/hardware.md. code=FILE runs a file that registers an attention of your own.
+`T=300` is the length of a text, in place of two; `window=128` is attention_window. Without a name it prints the table
+of docs/hardware.md. code=FILE runs a file that registers an attention of your own.
 Layers are made of shapes alone, so any machine can say what a GPU would run, one from Ampere on.
 """
 
