@@ -67,6 +67,7 @@ def test_each_line_names_a_place_what_runs_and_why_each_faster_one_does_not(caps
 
 
 @pytest.mark.parametrize("modifier", some([*SETTINGS, *MODIFIERS], 5))
+@pytest.mark.slow
 def test_every_modifier_has_an_answer_everywhere(modifier, capsys):
     main([f"sdpa+{modifier}"])
     assert len(capsys.readouterr().out.splitlines()) == 14

@@ -376,7 +376,7 @@ def test_logits_that_are_not_finite_are_an_error_whenever_they_come(first, param
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi", "learned"])
-@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64, "meta"], ids=str)
+@pytest.mark.parametrize("default", some([torch.bfloat16, torch.float64, "meta"], 3), ids=str)
 def test_a_text_does_not_depend_on_torchs_default_type_and_device(default, position):
     """Random numbers in bf16 would be multiples of 1/256; a default of "cuda" would put small tensors beside a CPU's.
 

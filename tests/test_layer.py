@@ -313,7 +313,7 @@ def test_names_that_mean_nothing_together_are_refused_in_a_sentence(attention, w
             layer(each, attention_window=3 if "window" in each else None)
 
 
-@every_form
+@some_forms
 def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
     lacks = {"average": "rotation queries keys values scores result", "simple": "queries keys values scores result"}
     lacks |= dict.fromkeys(STATES, "window rotation queries scores") | dict.fromkeys(

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 import pytest
 import torch
 from browser import Browser, browse, data_of, drawn_on_paper, needs_axe, needs_browser, violations
-from conftest import attention_maps
+from conftest import attention_maps, some
 
 from cli.export import write_export
 from interop.config import ExportConfig
@@ -248,7 +248,7 @@ BEYOND = """
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [390, 500, 1200])
+@pytest.mark.parametrize("width", some([390, 500, 1200], 3))
 def test_no_page_is_wider_than_its_window_whatever_the_names(width, foreign_pages):
     for name, page in foreign_pages.items():
         with Browser(page, width=width) as browser:

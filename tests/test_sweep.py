@@ -138,7 +138,7 @@ REPEATED = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), REPEATED, ids=str)
+@pytest.mark.parametrize(("one", "other"), some(REPEATED, 5), ids=str)
 def test_a_run_that_is_there_twice_counts_once_in_tables_pages_and_comparisons(one, other, tmp_path):
     """As in folders of earlier versions, which ran both."""
     shared = tiny(tmp_path, max_steps=2)
@@ -246,7 +246,7 @@ def odd_values(tmp_path_factory) -> Path:
 PROMPT = "don,t \"stop\": 'x'\n\\ é"
 
 
-@pytest.mark.parametrize("library", READERS)
+@pytest.mark.parametrize("library", some(READERS, 3))
 def test_programs_read_the_values_of_config_yaml_from_the_table(library, odd_values):
     rows = READERS[library](pytest.importorskip(library), odd_values / "leaderboard.csv")
     read = {row["job"]: row for row in rows}
@@ -466,7 +466,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", some(MISTAKES, 2))
 def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
     assert MISTAKES[mistake] in refusal(*mistake.split(), cwd=tmp_path)
 
@@ -602,7 +602,7 @@ def searchpath(tmp_path) -> str:
     return f"hydra.searchpath=[file://{tmp_path}/conf]"
 
 
-@pytest.mark.parametrize("typed", REFUSED)
+@pytest.mark.parametrize("typed", some(REFUSED, 4))
 def test_what_a_job_brings_for_the_sweep_is_refused_before_any_run(typed, searchpath, tmp_path):
     typed_before, _, variant = typed.partition("VARIANT ")
     asked = [searchpath, *typed_before.split()]
@@ -611,6 +611,7 @@ def test_what_a_job_brings_for_the_sweep_is_refused_before_any_run(typed, search
     assert REFUSED[typed] in refusal(*asked, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_what_an_experiment_brings_for_the_sweep_takes_effect(searchpath, tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"{config.model.n_head} {config.seed}")
     planned = run_here("-m", searchpath, "+experiment=[ranges,variants]", "dry_run=true", cwd=tmp_path)
