@@ -1,4 +1,4 @@
-"""Run the programs that torch.compile makes for a GPU on a CPU, by Triton's interpreter, and print their errors as JSON.
+"""Run a GPU's programs of torch.compile in Triton's interpreter; print their errors as JSON.
 
 TRITON_INTERPRET=1 LD_PRELOAD=LIBRARY PYTHONPATH=.:tests python tests/interpret.py CASE ...
 
