@@ -62,6 +62,8 @@ PACKINGS: dict[bytes, tuple[str, str, Callable[[str], Any]]] = {
 PARQUET = b"PAR1"  # the first bytes of a Parquet file
 FAILURES = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
 """The errors of reading a file and of unpacking it."""
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+"""The characters that may divide the values of a table, with their names."""
 FIRST_LINE = 1 << 24  # bytes in which the first line of JSON lines must end
 LARGEST_ARRAY = 1 << 28  # bytes of a JSON array, which is read whole
 
@@ -248,30 +250,57 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     delimiter, names = csv_header(lines, source)
     if field not in names:
         raise missing_field(source, field, names)
-    lines.seek(0)
-    rows = csv.reader(lines, delimiter=delimiter, strict=True)
     # The limit is the process's: a document may be longer than the 131,072 characters to which Python sets it.
     before = csv.field_size_limit(1 << 30)
+    begins = 1
     try:
+        is_unquoted = delimiter == "\t" and are_letters(lines, len(names))
+        lines.seek(0)
+        if is_unquoted:
+            rows = csv.reader(lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE)
+        else:
+            rows = csv.reader(lines, delimiter=delimiter, strict=True)
         next(rows, None)
+        begins = rows.line_num + 1
         for row in rows:
-            place = f"line {rows.line_num}"
             if len(row) > len(names) or 0 < len(row) <= names.index(field):
-                fault = f"{place} has {plural(len(row), 'value')}, and the first line {plural(len(names), 'name')}"
-                raise DataError(fault, "quote values that have commas or line ends", value=source)
+                counts = f"{plural(len(row), 'value')}, and the first line {plural(len(names), 'name')}"
+                remedy = f"quote values that have {DELIMITERS[delimiter]} or line ends"
+                raise DataError(f"line {begins} has {counts}", remedy, value=source)
             if row:
-                yield Record(source, place, dict(zip(names, row, strict=False)))
+                yield Record(source, f"line {begins}", dict(zip(names, row, strict=False)))
+            begins = rows.line_num + 1
     except csv.Error as error:
-        remedy = "double the quotes within a value, and close it by one"
-        raise DataError(f"line {rows.line_num} is not CSV ({first_line(error)})", remedy, value=source) from error
+        remedy = "double the quotes within a value, and put one before and after it"
+        raise DataError(f"line {begins} is not CSV ({first_line(error)})", remedy, value=source) from error
     finally:
         csv.field_size_limit(before)
+
+
+def are_letters(lines: TextIO, width: int) -> bool:
+    """Return whether quotes are letters of the values in a table with tabs.
+
+    They are, for such tables often were never quoted, if each line has `width` values, and a value that began with a
+    quote would end in another line, or nowhere.
+    """
+    lines.seek(0)
+    is_quoted = csv.reader(lines, delimiter="\t", strict=True)
+    try:
+        if all(number == is_quoted.line_num for number, _ in enumerate(is_quoted, start=1)):
+            return False
+    except csv.Error:
+        pass
+    lines.seek(0)
+    try:
+        return all(len(row) in (0, width) for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    except csv.Error:
+        return False
 
 
 def csv_header(lines: TextIO, source: str) -> tuple[str, list[str]]:
     """Return the delimiter of a CSV file, and the names in its first row."""
     first = lines.readline(1 << 16)
-    delimiters = "\t" if ending_of(source) == ".tsv" else ",;\t|"
+    delimiters = "\t" if ending_of(source) == ".tsv" else "".join(DELIMITERS)
     try:
         rows = {delimiter: next(csv.reader([first], delimiter=delimiter), []) for delimiter in delimiters}
     except csv.Error as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from common.errors import DataError
@@ -186,6 +186,8 @@ def test_a_folder_of_texts_keeps_its_fingerprint_and_another_format_has_another(
     delimiter=st.sampled_from(",;\t|"),
 )
 def test_values_of_csv_are_those_that_python_wrote(tmp_path_factory, stories, delimiter):
+    # A value with tabs and line ends may look like rows of a table with tabs that has no quotes.
+    assume(delimiter != "\t" or not any("\t" in story and {*"\r\n"} & {*story} for story in stories))
     file = write_csv(tmp_path_factory.mktemp("csv") / "a.csv", stories, delimiter)
     assert read(file, separator=None)[0] == [story for story in stories if story]
 
@@ -199,7 +201,9 @@ def test_a_value_of_csv_may_be_long_and_the_limit_of_the_process_stays(tmp_path)
 CSV = {
     "text,id\nfine,1\nno quotes, so two,2\n": "line 3 has 3 values, and the first line 2 names: quote values",
     "id,text\n1,fine\n2\n": "line 3 has 1 value, and the first line 2 names",
-    'id,text\n1,"never closed\n2,fine\n': "line 3 is not CSV (unexpected end of data): double the quotes",
+    'id,text\n1,"never closed\n2,fine\n': "line 2 is not CSV (unexpected end of data): double the quotes",
+    'id,text\n1,fine\n2,"two\nlines"\n3,"no, it\n4,is"nt"\n5,fine\n': "line 5 is not CSV",
+    'id,text\n1,"two\nlines",3\n': "line 2 has 3 values",
     'id,text\n1,"closed" and more\n': "line 2 is not CSV",
     "date;message\n1;fine\n": "has no field data.text_field=text: choose one of date, message, or data=text",
     "\n": "has no field data.text_field=text",
@@ -212,6 +216,25 @@ def test_csv_that_would_lose_text_is_refused_with_its_line(tmp_path, content):
     with pytest.raises(DataError, match=re.escape(f"data.path={tmp_path}/a.csv {CSV[content]}")) as caught:
         read(tmp_path / "a.csv")
     assert "\n" not in str(caught.value)
+
+
+UNQUOTED = {
+    "one opens": ['"So', "it goes", 'a "b" c'],
+    "one opens, another closes": ['"So', "it goes", 'he said."', "end"],
+    "it closes too early": ['"So," he said', "end"],
+    "next to each other": ['"So', 'he said."'],
+}
+
+
+@pytest.mark.parametrize("name", UNQUOTED)
+@pytest.mark.parametrize("last", ["", "\tmore"])
+def test_quotes_in_a_table_with_tabs_that_was_never_quoted_are_letters(tmp_path, name, last):
+    values = UNQUOTED[name] * 2
+    table = "".join(f"{number}\t{value}{last}\n" for number, value in enumerate(values))
+    (tmp_path / "a.tsv").write_text(f"id\ttext{last}\n{table}\n")
+    assert read(tmp_path / "a.tsv")[0] == values
+    # Quoted by Python, the same values come back.
+    assert read(write_csv(tmp_path / "b.tsv", [*values, "two\nlines", "a\ttab"], "\t"))[0][:-2] == values
 
 
 # Parquet
