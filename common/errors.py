@@ -182,11 +182,11 @@ def one_of(name: str, value: str | None, known: Collection[str]) -> None:
         raise SettingsError("is not known", f"choose one of {', '.join(known)}", setting=name, value=value)
 
 
-def at_least(name: str, value: float | None, least: float) -> None:
+def at_least(name: str, value: float | None, least: float, remedy: str = "") -> None:
     """Refuse less than `least`, NaN and infinity."""
     if value is not None and not least <= value < math.inf:
         finite = "finite and " if isinstance(value, float) else ""
-        raise SettingsError(f"must be {finite}at least {format_value(least)}", setting=name, value=value)
+        raise SettingsError(f"must be {finite}at least {format_value(least)}", remedy, setting=name, value=value)
 
 
 def positive(name: str, value: float | None) -> None:

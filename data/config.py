@@ -111,6 +111,11 @@ class DataConfig:
         if self.path is not None and self.source in ("stdlib", "tales", "shakespeare"):
             self.source = "files"
         check_source(self.source)
+        if self.val_fraction == 0 and self.val_path:
+            self.val_fraction = None  # the default beside a text for validation
+        if self.val_fraction is not None and self.val_fraction <= 0:
+            remedy = "to train on the whole text, give another for validation by data.val_path=FILE instead"
+            raise SettingsError("must be above 0", remedy, setting="data.val_fraction", value=self.val_fraction)
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
         needs_path = self.source in (*WITH_PATH, "nanogpt") or (self.source == "hf" and not self.name)
         if needs_path and not self.path:

@@ -35,7 +35,8 @@ class SamplingParams:
             raise SettingsError("must be at least 1", remedy, setting="top_k", value=self.top_k)
         fraction("top_p", self.top_p, above=0)
         fraction("min_p", self.min_p)
-        at_least("max_new_tokens", self.max_new_tokens, 1)
+        until = "a sample ends with its document, so max_new_tokens=100000 lets the model choose"
+        at_least("max_new_tokens", self.max_new_tokens, 1, until)
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         if "" in self.stop:

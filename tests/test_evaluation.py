@@ -18,7 +18,7 @@ from runs.checkpoint import Progress, load_checkpoint, read_meta
 from runs.metrics import Evaluation, read_metrics
 from runs.summary import read_summary
 from train import train, train_step
-from training.config import TrainConfig
+from training.config import NEVER, TrainConfig
 from training.evaluation import FEWEST_TOKENS, MOST_TOKENS, evaluate, evaluation_tokens
 from training.plan import predict_memory
 from training.run import Run
@@ -134,6 +134,30 @@ def test_a_run_ends_after_as_many_evaluations_without_a_better_loss_as_patience(
         assert f"to train on, raise patience={patience}" in caplog.text
         train(replace(config, resume=config.run_dir, patience=None))
         assert seen == [*range(1, 13)] and read_meta(run_dir / "checkpoints/best").progress.best_step == 12
+
+
+def test_what_is_told_in_place_of_0_does_what_it_says(train_config):
+    for setting in NEVER:
+        for value in (0, -1):
+            with pytest.raises(SettingsError, match=rf"^{setting}={value} must be at least 1: {setting}=1"):
+                replace(train_config, **{setting: value})
+
+    def run(name, **settings) -> tuple[list[tuple[int, bool]], set[str]]:
+        """The steps of metrics.jsonl, each with whether it has an evaluation, and the checkpoints."""
+        directory = Path(train_config.run_dir).with_name(name)
+        train(replace(train_config, run_dir=str(directory), max_steps=7, sample_tokens=0, **settings))
+        rows = read_metrics(directory / "metrics.jsonl")
+        return [(row["step"], "val_loss" in row) for row in rows], {
+            folder.name for folder in (directory / "checkpoints").glob("step_*") if not folder.is_symlink()
+        }
+
+    never = dict.fromkeys(("log_interval", "eval_interval", "checkpoint_interval"), 1_000_000)
+    assert run("never", **never, keep_checkpoints=1) == ([(1, False), (7, True)], {"step_7"})
+    steps, kept = run("all", eval_interval=1_000_000, checkpoint_interval=2, keep_checkpoints=1_000_000)
+    assert [step for step, is_evaluated in steps if is_evaluated] == [7]
+    assert kept == {"step_2", "step_4", "step_6", "step_7"}
+    _, kept = run("evaluated", eval_interval=3, checkpoint_interval=1_000_000, keep_checkpoints=1_000_000)
+    assert kept == {"step_3", "step_6", "step_7"}
 
 
 def test_a_killed_run_has_the_patience_of_the_whole_one(train_config, monkeypatch):

@@ -277,7 +277,7 @@ def test_a_small_text_is_read_once_and_a_large_one_again(monkeypatch):
 # A validation text of one's own
 
 
-@pytest.mark.parametrize("fraction", [None, 0.2])
+@pytest.mark.parametrize("fraction", [None, 0.0, 0.2])
 def test_a_validation_text_is_whole_beside_or_in_place_of_the_share_held_out(tmp_path, fraction):
     train = write_jsonl(tmp_path / "train.jsonl", essays(300))
     own = [text[::-1].strip() for text in essays(20)] + essays(5)  # the last five are in the training text too
@@ -285,7 +285,7 @@ def test_a_validation_text_is_whole_beside_or_in_place_of_the_share_held_out(tmp
     data = prepared(tmp_path, train, val_path=str(tmp_path / "val.txt"), val_fraction=fraction)
     held_out = documents(data, data.val)
     assert held_out[-25:] == own and sorted(documents(data, data.train) + held_out[:-25]) == sorted(essays(300))
-    assert (len(held_out) == 25) == (fraction is None)
+    assert (len(held_out) == 25) == (not fraction)
     described = f"{train}: 1 JSON lines file, 300 documents, "
     assert data.description.startswith(described)
     assert f"; validation {tmp_path}/val.txt: 1 file, 25 documents, " in data.description

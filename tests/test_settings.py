@@ -30,7 +30,7 @@ from common.errors import SettingsError, format_value
 from common.mistakes import sentence_for
 from common.settings import from_arguments, parse_overrides, settings_in, unknown_setting
 from common.text import flat, hydra_quoted, seen_from_here
-from data.config import VOCABULARIES
+from data.config import VOCABULARIES, DataConfig
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
@@ -221,6 +221,7 @@ WRONG = [
     *((TrainConfig, {name: 0.0}, f"{name}=0 must be finite and above 0") for name in ("max_minutes", "max_flops")),
     *((TrainConfig, {n: "x"}, f"{n}=x is not known") for n in ("precision", "compile", "recompute")),
     (TrainConfig, dict(sample_tokens=-1), "sample_tokens=-1 must be at least 0"),
+    (DataConfig, dict(val_fraction=0.0), "data.val_fraction=0 must be above 0: to train on the whole text, give"),
     (TrainConfig, dict(grad_clip=math.nan), "grad_clip=nan must be finite and at least 0"),
     (TrainConfig, dict(seed=-1), "seed=-1 must be from 0 to 2^63 - 1"),
     (TrainConfig, dict(seed=2**63), f"seed={2**63} must be"),

@@ -13,6 +13,13 @@ OPTIMIZERS = ("muon", "adamw")
 SCHEDULES = ("warmup_stable_decay", "cosine", "constant")
 WANDB_MODES = ("disabled", "offline", "online")
 TEXTS = " ".join(VAL_FRACTIONS)
+# How to have what other trainers mean by 0 or -1, where leaving the setting out does not give it.
+NEVER = {
+    "log_interval": "log_interval=1000000 writes lines of the first step and of evaluations alone",
+    "eval_interval": "eval_interval=1000000 evaluates the last step alone",
+    "checkpoint_interval": "checkpoint_interval=1000000 saves no steps but those evaluated and the last",
+    "keep_checkpoints": "keep_checkpoints=1 keeps the best and the latest, to continue from, and 1000000 keeps all",
+}
 STRETCHED = "model.rope_scaling_factor model.rope_trained_length"
 # (settings, another setting with the values that give them an effect).
 NEEDS = (
@@ -226,7 +233,7 @@ class TrainConfig:
         intervals = ("log_interval", "eval_interval", "checkpoint_interval")
         sizes = ("batch_size", "micro_batch_size", "eval_batch_size", "eval_tokens", "patience")
         for name in (*intervals, *sizes, "max_steps", "max_skipped_steps", "keep_checkpoints"):
-            at_least(name, getattr(self, name), 1)
+            at_least(name, getattr(self, name), 1, NEVER.get(name, ""))
         at_least("sample_tokens", self.sample_tokens, 0)
         at_least("grad_clip", self.grad_clip, 0.0)
         positive("max_minutes", self.max_minutes)
