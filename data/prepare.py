@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -55,6 +56,11 @@ JOB = 1 << 16
 HEAD = 32_000_000
 # Counters of the characters of documents with the same hash. They bound the memory.
 COUNTERS = 1 << 20
+# The share of the held-out text that is worth a word if the training text has it too: the default text's is 2%.
+TOLD_SHARE = 0.05
+WORD_SEPARATOR = 0
+# Tokens of the longest training text in which passages of the held-out text are looked for: a minute.
+MOST_COMPARED = 1 << 28
 # The largest share of the validation text for one document and its copies, lest it decide the loss.
 LONGEST_SHARE = 1 / 30
 # Characters of a document that may take a quarter of it where the others do not suffice: its end would say little.
@@ -205,13 +211,39 @@ def make_folder(
             problem = f"data={config.source} has no text, or too little to hold some out ({source.describe()})"
             raise DataError(problem, f"add text, or raise data.val_fraction={config.validation_fraction:g}")
         text = source.describe()
+        # Tell which share of the validation texts the training text has too: tokens, or words in another layout.
+        train, val = open_folder(unfinished, tokenizer, str(unfinished), "")
+        known = word_ids(piece for piece in split.pieces(split.head) if piece[0] == "train")
+        begins = len(val)
         if validation:
-            train, val = open_folder(unfinished, tokenizer, str(unfinished), "")
             begins = np.flatnonzero(val == tokenizer.eot_token)[-validation.count]  # its documents are the last
-            share = overlap(train, val[begins:], tokenizer.eot_token)
+        if begins and len(train) <= MOST_COMPARED:
+            own_words = word_ids(piece for piece in split.pieces(split.head) if piece[0] == "val")
+            share = max(overlap(train, val[:begins], tokenizer.eot_token), overlap(known, own_words, WORD_SEPARATOR))
+            if share >= TOLD_SHARE:
+                text += f"; {share:.0%} of what is held out also in the training text"
+        if validation:
+            words = word_ids(held_out(validation.documents()))
+            share = max(overlap(train, val[begins:], tokenizer.eot_token), overlap(known, words, WORD_SEPARATOR))
             text += f"; validation {validation.describe()}, {share:.1%} of it also in the training text"
         (unfinished / "meta.json").write_text(json.dumps({"text": text, "sizes": sizes}, indent=1))
     return text
+
+
+def word_ids(pieces: Iterable[Piece]) -> np.ndarray:
+    """Return the words of a text as ids (N,); WORD_SEPARATOR begins a document.
+
+    Case and white space make no difference.
+    """
+
+    def ids() -> Iterator[int]:
+        for _, begins, text in pieces:
+            if begins:
+                yield WORD_SEPARATOR
+            for word in text.lower().split():
+                yield 1 + zlib.crc32(word.encode())
+
+    return np.fromiter(ids(), np.uint64)
 
 
 def held_out(documents: Iterable[Iterable[str]]) -> Iterator[Piece]:

@@ -277,6 +277,38 @@ def test_a_small_text_is_read_once_and_a_large_one_again(monkeypatch):
 # A validation text of one's own
 
 
+VARIANTS = {
+    "copy with empty lines": lambda text: text.replace("\n", "\n\n") + "\n",
+    "other line width": lambda text: "\n".join(text.split()),
+    "tabs and Windows' line ends": lambda text: text.replace(" ", "\t").replace("\n", "\r\n"),
+    "case": str.upper,
+}
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_held_out_text_that_the_training_text_has_in_another_layout_is_told(tmp_path, name, tokenizer):
+    texts = essays(150)
+    file = write_jsonl(tmp_path / "a.jsonl", texts + [VARIANTS[name](text) for text in texts])
+    data = prepared(tmp_path, file, name=tokenizer, val_fraction=0.1)
+    # The share by hand: the held-out documents that are in the training text but for white space and case.
+    known = {" ".join(text.lower().split()) for text in documents(data, data.train)}
+    held_out = [" ".join(text.lower().split()) for text in documents(data, data.val)]
+    words = [len(text.split()) for text in held_out]
+    share = sum(count for text, count in zip(held_out, words, strict=True) if text in known) / sum(words)
+    told = re.search(r"; (\d+)% of what is held out also in the training text$", data.description)
+    assert told and share > 0.5 and abs(int(told[1]) / 100 - share) < 0.02
+    # Beside a validation text of one's own likewise.
+    write_jsonl(tmp_path / "b.jsonl", texts)
+    (tmp_path / "c.txt").write_text(END_OF_TEXT.join(map(VARIANTS[name], texts[:20])))
+    data = prepared(tmp_path, tmp_path / "b.jsonl", name=tokenizer, val_path=str(tmp_path / "c.txt"))
+    assert data.description.endswith(", 100.0% of it also in the training text")
+
+
+def test_of_held_out_text_that_is_new_nothing_is_told(tmp_path):
+    assert "held out" not in prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", essays(300))).description
+
+
 @pytest.mark.parametrize("fraction", [None, 0.0, 0.2])
 def test_a_validation_text_is_whole_beside_or_in_place_of_the_share_held_out(tmp_path, fraction):
     train = write_jsonl(tmp_path / "train.jsonl", essays(300))
