@@ -64,7 +64,9 @@ FAILURES = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
 """The errors of reading a file and of unpacking it."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 """The characters that may divide the values of a table, with their names."""
+COMMAS = "sed 's/,[[:space:]]*$//'"  # the command that leaves out commas at line ends
 FIRST_LINE = 1 << 24  # bytes in which the first line of JSON lines must end
+MOST_JOINED = 3  # fields with text of a record for which a command joins them
 LARGEST_ARRAY = 1 << 28  # bytes of a JSON array, which is read whole
 
 
@@ -131,11 +133,15 @@ def stem_of(file: str) -> str:
 
 def jq(file: str, program: str) -> str:
     """Return the command that makes JSON lines of a file by a program of jq."""
+    return into_lines(file, f"jq -c {shlex.quote(program)}")
+
+
+def into_lines(file: str, command: str) -> str:
+    """Return the command that runs `command` on a file and writes JSON lines beside it."""
     with Path(file).open("rb") as stream:
         start = stream.read(max(map(len, PACKINGS)))
     unpack = next((packing[1] for magic, packing in PACKINGS.items() if start.startswith(magic)), None)
     quoted = shlex.quote(file)
-    command = f"jq -c {shlex.quote(program)}"
     return f"{f'{unpack} {quoted} | {command}' if unpack else f'{command} {quoted}'} > {stem_of(file)}.lines.jsonl"
 
 
@@ -168,6 +174,8 @@ def format_of(file: str, size: int, mtime_ns: int) -> Format:
                 return Format("jsonl" if named == "jsonl" else "text", named == "jsonl", ())
         with opened_text(file) as lines:
             line = next(filter(str.strip, iter(lambda: lines.readline(FIRST_LINE), "")))
+    if named != "text":  # records that end in commas are named when they are read
+        line = line.strip().removesuffix(",")
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -209,10 +217,18 @@ def json_records(lines: Iterable[str], source: str) -> Iterator[Record]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            remedy = "fix it or leave it out"
-            if line.strip() in ("{", "[") and Path(source).is_file():
-                remedy = f"{jq(source, '.[]' if '[' in line else '.')} writes each record as a line"
-            raise DataError(f"{place} is not JSON ({error})", remedy, value=source) from error
+            position, reason, remedy = json_mistake(line, error)
+            rest = line[position:].strip()
+            if Path(source).is_file():
+                if line.strip() in ("{", "["):
+                    remedy = f"{jq(source, '.[]' if '[' in line else '.')} writes each record as a line"
+                elif rest == ",":
+                    reason = "it ends in a comma"
+                    remedy = f"{into_lines(source, COMMAS)} leaves those at line ends out"
+                elif rest.startswith("{") and error.args[0].startswith("Extra data"):
+                    reason = "it has several records"
+                    remedy = f"{jq(source, '.')} writes each as a line"
+            raise DataError(f"{place} is not JSON ({reason})", remedy, value=source) from error
         if not isinstance(record, dict):
             remedy = "write each line as {...}"
             if isinstance(record, list) and all(isinstance(each, dict) for each in record) and Path(source).is_file():
@@ -231,7 +247,12 @@ def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     try:
         records = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"is not JSON ({error})", "fix it or leave it out", value=source) from error
+        position, reason, remedy = json_mistake(content, error)
+        if content[position:].startswith("[") and error.args[0].startswith("Extra data"):
+            reason = "another array begins"
+            remedy = f"{jq(source, '.[]')} makes lines of the records of all"
+        place = f"line {content.count(chr(10), 0, position) + 1}"
+        raise DataError(f"{place} is not JSON ({reason})", remedy, value=source) from error
     for number, record in enumerate(records, start=1):
         place = f"record {number}"
         if isinstance(record, str):
@@ -240,6 +261,34 @@ def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
             yield Record(source, place, record)
         else:
             raise DataError(f"{place} is not a JSON object", "write each record as {...}", value=source)
+
+
+def json_mistake(text: str, error: ValueError | RecursionError) -> tuple[int, str, str]:
+    """Return where a text is not JSON, the reason, and what to do.
+
+    The text around the place decides: the messages of Python differ between its versions.
+    """
+    if not isinstance(error, json.JSONDecodeError):
+        return 0, str(error), "fix it or leave it out"
+    before = text[: error.pos].rstrip()
+    rest = text[error.pos :].lstrip()
+    if before.endswith(",") and rest[:1] in ("]", "}"):  # to Python 3.12
+        return len(before) - 1, "a comma after the last value", "remove the comma"
+    if re.match(r",\s*[\]}]", rest):
+        return error.pos, "a comma after the last value", "remove the comma"
+    if re.match("'|None|True|False", rest):
+        return error.pos, "values as Python prints them", "write the records by json.dumps()"
+    if re.match("//|/[*]|#", rest):
+        return error.pos, "a comment", "remove the comment"
+    if not rest or error.msg.startswith("Unterminated string"):
+        return (
+            error.pos,
+            "it ends within a record",
+            "copy or download the file again, or write line ends in strings as \\n",
+        )
+    if error.msg.startswith("Invalid control character"):
+        return error.pos, "a line end or tab within a string", "write it as \\n or \\t"
+    return error.pos, f"{error.msg}, column {error.colno}", "fix it or leave it out"
 
 
 def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
@@ -425,7 +474,15 @@ def without_text(record: Record, field: str, format: str) -> DataError:
                 step = f"{jq(source, each_record + joined)} joins the strings in {name}"
             return DataError(fault, step, value=source)
     remedy = f"choose one of {', '.join(names)}" if names else "choose another field"
-    return DataError(fault, remedy + ", or data=text" * bool(format), value=source)
+    remedy += ", or data=text" * bool(format)
+    # Such as a question and its answer: one alone would lose half of the text. Other records may have one that is null.
+    pair = [name for name, value in fields.items() if isinstance(value, str) or value is None]
+    if format in ("json", "jsonl") and len(names) > 1 and {*names} <= {*pair} and len(pair) <= MOST_JOINED:
+        paths = ", ".join(f".{json.dumps(name)}" for name in pair)
+        each_record = ".[] | " if format == "json" else ""
+        program = f'{each_record}{{{json.dumps(field)}: [{paths}] | join("\\n")}}'
+        remedy += f"; {jq(source, program)} joins them"
+    return DataError(fault, remedy, value=source)
 
 
 def missing_field(source: str, field: str, names: Sequence[str], is_text: bool = True) -> DataError:

@@ -294,7 +294,7 @@ def test_parquet_that_cannot_be_read_is_refused_with_its_column_and_without_a_ne
     ("name", "content", "message"),
     [
         ("a.json", '[{"text": "one"}, 2]', "record 2 is not a JSON object"),
-        ("a.json", '[{"text": "one"}', "a.json is not JSON (Expecting"),
+        ("a.json", '[{"text": "one"}', "a.json line 1 is not JSON (it ends within a record): copy"),
         ("a.json", '[{"body": "one"}]', "record 1 has no field data.text_field=text: choose one of body"),
         (
             "a.json",
@@ -310,6 +310,64 @@ def test_json_that_cannot_be_read_is_refused_with_its_place(tmp_path, name, cont
     with pytest.raises(DataError, match=re.escape(message)) as caught:
         read(tmp_path / name)
     assert str(caught.value).startswith(f"data.path={tmp_path}/{name}") and caught.value.remedy
+
+
+ONE = '{"text": "one, [two,]"}'
+# {content: (the line that must be changed, the reason)}.
+MISTAKES = {
+    f"[\n{ONE},\n{ONE},\n]\n": ("line 3", "a comma after the last value"),
+    f'[{ONE},\n{{"text": "a", "n": [1, 2,\n]}}]': ("line 2", "a comma after the last value"),
+    f"[{ONE},\n{{'text': 'a'}}]": ("line 2", "values as Python prints them"),
+    '[{"text": None}]': ("line 1", "values as Python prints them"),
+    f"[\n{ONE}, // the first\n{ONE}]": ("line 2", "a comment"),
+    f"[\n{ONE},\n": ("line 3", "it ends within a record"),
+    f'[\n{ONE},\n{{"text": "tw': ("line 3", "it ends within a record"),
+    '[\n{"text": "one\ntwo"}]': ("line 2", "a line end or tab within a string"),
+    f"[\n{ONE}\n{ONE}]": ("line 3", "Expecting ',' delimiter, column 1"),
+}
+
+
+@pytest.mark.parametrize("content", MISTAKES)
+def test_a_mistake_in_an_array_is_named_with_its_line(tmp_path, content):
+    (tmp_path / "a.json").write_text(content)
+    line, reason = MISTAKES[content]
+    with pytest.raises(DataError, match=re.escape(f"a.json {line} is not JSON ({reason}): ")):
+        read(tmp_path / "a.json")
+
+
+COMMANDS = {
+    "commas.jsonl": (f"{ONE},\n" * 3, "line 1 is not JSON (it ends in a comma): sed ", 3),
+    "commas.json": (f"{ONE},\n" * 2 + ONE, "line 1 is not JSON (it ends in a comma): sed ", 3),
+    "several.jsonl": (f"{ONE}\n{ONE}{ONE} {ONE}\n", "line 2 is not JSON (it has several records): jq -c . ", 4),
+    "pretty.jsonl": ('{\n"text": "one, [two,]"\n}\n', "line 1 is not JSON (it ends within a record): jq -c . ", 1),
+    "arrays.json": (f"[{ONE}]\n[{ONE},{ONE}]", "line 2 is not JSON (another array begins): jq -c ", 3),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_that_is_named_makes_the_records_of_a_file_readable(tmp_path, name):
+    content, message, count = COMMANDS[name]
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=re.escape(f"{name} {message}")) as caught:
+        read(tmp_path / name)
+    command = re.match(r"(.*\.lines\.jsonl) ", caught.value.remedy)[1]
+    if not shutil.which(command.split()[0]):
+        pytest.skip("the command is not here")
+    subprocess.run(["sh", "-c", command], check=True)
+    assert read(next(tmp_path.glob("*.lines.jsonl")))[0] == ["one, [two,]"] * count
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+def test_a_question_and_its_answer_are_joined_by_the_command_that_is_named(tmp_path, ending):
+    if not shutil.which("jq"):
+        pytest.skip("jq is not here")
+    pairs = [{"n": 1, "q": "2 + 2?", "in": None, "a": "4"}, {"n": 2, "q": 'Say "hi"', "in": "at once", "a": "hi"}]
+    file = tmp_path / f"a.{ending}"
+    file.write_text(json.dumps(pairs, indent=1) if ending == "json" else "\n".join(map(json.dumps, pairs)))
+    with pytest.raises(DataError, match=r": choose one of q, a, or data=text; jq -c ") as caught:
+        read(file)
+    subprocess.run(["sh", "-c", re.search(r"jq -c .*\.lines\.jsonl", caught.value.remedy)[0]], check=True)
+    assert read(tmp_path / "a.lines.jsonl")[0] == ["2 + 2?\n\n4", 'Say "hi"\nat once\nhi']
 
 
 def test_an_array_that_is_too_large_to_be_read_whole_names_the_command_that_makes_lines_of_it(tmp_path, monkeypatch):
