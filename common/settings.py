@@ -27,7 +27,12 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
     Raises SettingsError for any other argument, and for an empty value: a shell variable that is not set gives one.
     """
     values = {}
+    before = ""
     for argument in arguments:
+        if argument.startswith("'"):
+            shown = "NAME=['A','B']" if "[" in argument else argument.strip("'")
+            remedy = f'type double quotes around an argument, and single ones inside, as in "{shown}"'
+            raise SettingsError(f"cannot read {argument!r}: cmd.exe leaves single quotes in place", remedy)
         name, equals, value = argument.lstrip("+").partition("=")
         # Refuse signs that a person may not see. A setting's name has none of them, and a value no \r at its end.
         if argument.endswith("\r"):
@@ -39,10 +44,14 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
             raise SettingsError(f"cannot read {argument!r}, which has {sign}", remedy)
         if name.startswith("-") or not name or not equals:
             remedy = "settings are typed NAME=VALUE, without dashes; --help all lists them"
+            if before and not equals and not name.startswith(("-", "~")):
+                whole = f"{before} {argument}".replace("'", "")
+                remedy += f'; quote a value with spaces: "{whole}"'
             raise SettingsError(f"cannot read {argument!r}", remedy)
         if not value and name not in MAY_BE_EMPTY:
             raise SettingsError(f"{name}= is empty", "give it a value, or leave it out")
         values[name] = value
+        before = argument
     return values
 
 

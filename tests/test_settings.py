@@ -394,6 +394,21 @@ def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed,
         from_arguments(SCHEMAS[script], typed.split())
 
 
+def test_quotes_that_the_shell_of_windows_leaves_in_place_are_answered_with_those_that_it_reads():
+    for typed, shown in {"'data.path=a b.txt'": "data.path=a b.txt", "'variants=[\"a\"]'": "NAME=['A','B']"}.items():
+        said = (
+            f'single quotes in place: type double quotes around an argument, and single ones inside, as in "{shown}".'
+        )
+        with pytest.raises(SettingsError, match=re.escape(said)):
+            parse_overrides(["seed=1", typed])
+    for typed in (["prompt='Once", "upon", "a", "time'"], ["prompt=Once", "upon"]):
+        with pytest.raises(
+            SettingsError, match="cannot read 'upon': .*; quote a value with spaces: \"prompt=Once upon\""
+        ):
+            parse_overrides(typed)
+    assert parse_overrides(["prompt='tis"]) == {"prompt": "'tis"}
+
+
 @pytest.mark.parametrize("argument", ["run_dir=a", "seed=5", "max_new_tokens=5", "to=x", "-m", "bogus", ""])
 def test_a_carriage_return_of_a_script_from_windows_becomes_no_part_of_a_name(argument):
     said = r"ends in a carriage return, as each line of a script .*: convert the script: sed -i 's/\\r\$//' SCRIPT\.$"
