@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -70,20 +71,20 @@ def sweep(overrides: list[str], typed: dict[str, str]) -> None:
     call_hydra(["-m", *plain])
 
 
-def run_single(typed: dict[str, str]) -> None:
-    """Train or plan a single run."""
+def run_single(typed: dict[str, str], searched: list[str]) -> None:
+    """Train or plan a single run; searched: overrides for Hydra's search path."""
     show_log()
-    config = compose_settings(register_inherited(typed))
+    config = compose_settings(register_inherited(typed), searched)
     with_torch().train_or_plan(config)
 
 
-def compose_settings(typed: dict[str, str]) -> TrainConfig:
+def compose_settings(typed: dict[str, str], searched: Sequence[str] = ()) -> TrainConfig:
     """Return the settings of a single run.
 
     Typed values are literal: no character has a meaning for Hydra.
     """
     with initialize_config_dir(str(CONF), **VERSION_BASE):
-        overrides = [f"{name}={quote(value)}" for name, value in typed.items()]
+        overrides = [*searched, *(f"{name}={quote(value)}" for name, value in typed.items())]
         cfg = compose("train", overrides, return_hydra_config=True)
     config = to_settings(cfg, typed)
     # An experiment may ask for a sweep. A plan of one run does no harm.
@@ -133,6 +134,9 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
 
     Raises SettingsError for a `typed` setting that has no effect.
     """
+    if "experiment" in cfg:
+        remedy = "begin its file with the line # @package _global_, and write one setting or group under another"
+        raise SettingsError("the experiment's file has no settings of a run", remedy)
     ours = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
     values = flat(OmegaConf.to_container(ours, resolve=True))  # type: ignore[arg-type]
     if values["code"]:  # before the names that it registers are read
@@ -237,6 +241,8 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, MissingConfigException) and error.options:
         group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", error.missing_cfg_file or "/")[0]
         return f"{group}={option} does not exist: {remedy_for_option(group, option, error.options)}."
+    if isinstance(error, (yaml.MarkedYAMLError, UnicodeDecodeError)):
+        return explain_file(error)
     if isinstance(error, OverrideParseException):
         quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"
         remedy = f"{quoted}, as in 'data.path=\"notes (1).txt\"'; ranges are choice(2,4,8) and range(1,5)"
@@ -250,6 +256,19 @@ def explain(error: BaseException) -> str | None:
             place = mistake.full_key or "a value"
             return f"{place} cannot be read ({first_line(mistake)}): ${{NAME}} stands for the value of a setting."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None
+
+
+def explain_file(error: yaml.MarkedYAMLError | UnicodeDecodeError) -> str | None:
+    """Return one sentence for a file of settings that is no YAML, or not UTF-8; else None."""
+    if isinstance(error, UnicodeDecodeError):
+        named = [file for file in CONF.rglob("*.yaml") if file.read_bytes() == error.object]
+        return f"{seen_from_here(named[0])} is not UTF-8: save it in this encoding." if named else None
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return None
+    reason = " ".join(str(error.problem or error.context).split())
+    remedy = "indent by spaces, quote a value with commas, colons or quotes as a whole, and write each name once"
+    return f"{seen_from_here(Path(mark.name))} is no YAML in line {mark.line + 1} ({reason}): {remedy}."
 
 
 def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:

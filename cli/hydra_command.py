@@ -7,7 +7,7 @@ after torch's (cli/with_torch.py).
 from types import ModuleType
 
 from cli.command import answer
-from cli.overrides import CONF, GROUPS, SWEEP, check_typed
+from cli.overrides import CONF, GROUPS, SWEEP, check_typed, take_folder
 from common.settings import parse_overrides
 from training.config import TrainConfig
 
@@ -33,14 +33,15 @@ def start(arguments: list[str]) -> None:
         composition().register_schema({})
         composition().call_hydra(arguments)
         return
+    arguments, searched = take_folder(arguments)
     is_sweep = bool(set(SWEEP) & set(arguments))
     overrides = [argument for argument in arguments if argument not in SWEEP]
     typed = parse_overrides(overrides)
     check_typed(typed, is_sweep)
     if is_sweep:
-        composition().sweep(overrides, typed)
+        composition().sweep([*searched, *overrides], typed)
     else:
-        composition().run_single(typed)
+        composition().run_single(typed, searched)
 
 
 def group_options() -> dict[str, str]:

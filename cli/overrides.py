@@ -3,13 +3,57 @@
 from pathlib import Path
 
 from common.errors import SettingsError
+from common.files import user_path
 from common.settings import NULLS, setting_hints, unknown_setting
+from common.text import quote, seen_from_here
 from training.config import TrainConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 SWEEP = ("-m", "--multirun")
+FOLDER = ("--config-dir", "-cd")
+FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--config-file", "--cfg-file")  # of others
+SUFFIXES = (".yaml", ".yml", ".json", ".py")
 NUMBERS = (int, int | None, float, float | None, bool)
+
+
+def take_folder(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments without --config-dir=FOLDER, and the override that names FOLDER.
+
+    Raises SettingsError for a folder that cannot be read, and for a file of settings in place of an experiment.
+    """
+    left: list[str] = []
+    searched: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag in FOLDER:
+            folder = own_options(value if equals else next(words, ""))
+            searched = [f"hydra.searchpath=[{quote(f'file://{folder}')}]"]
+        elif flag in FILE or (not equals and word.endswith(SUFFIXES)):
+            remedy = "write settings in FOLDER/experiment/NAME.yaml below a line # @package _global_, and type "
+            raise SettingsError(f"cannot read {word!r}", f"{remedy}--config-dir=FOLDER experiment=NAME")
+        else:
+            left.append(word)
+    return left, searched
+
+
+def own_options(typed: str) -> Path:
+    """Return the absolute path of a folder with options, such as experiment/NAME.yaml.
+
+    Raises SettingsError for a folder without options, and for a file in another encoding.
+    """
+    folder = user_path("--config-dir", typed).resolve()
+    files = [*folder.glob("*/*.yaml")]
+    if not files or not typed:
+        remedy = f"name one with files such as {GROUPS[1]}/NAME.yaml"
+        raise SettingsError("is no folder with options", remedy, setting="--config-dir", value=typed)
+    for file in files:
+        try:
+            file.read_bytes().decode()
+        except UnicodeDecodeError:
+            raise SettingsError(f"{seen_from_here(file)} is not UTF-8", "save it in this encoding") from None
+    return folder
 
 
 def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
@@ -20,7 +64,10 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         if not is_hydras and name not in GROUPS and name not in hints:
             raise unknown_setting(name, [*GROUPS, *hints])
         if is_hydras and not is_sweep:
-            raise SettingsError(f"{name}={value} is for sweeps", "add -m; run_dir= names the folder of a run")
+            remedy = "add -m; run_dir= names the folder of a run"
+            if name == "hydra.searchpath":
+                remedy = "type --config-dir=FOLDER"
+            raise SettingsError(f"{name}={value} is for sweeps", remedy)
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         if "," in value and is_one and not is_sweep:
             raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -12,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -26,9 +27,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.console import ending_signals, exit_on_signal
-from common.errors import SettingsError
+from common.errors import SettingsError, format_value
 from common.files import os_errors_named, user_path
 from common.machine import processors
+from common.settings import setting_hints
 from common.text import flat, hydra_quoted, literal, plural, quote, visible
 from runs.directory import lock_run, settings_of_result
 from runs.origin import PROJECT_HASH
@@ -39,6 +41,7 @@ from sweeps.leaderboard import write_leaderboard
 from training.config import TrainConfig
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
+SETTINGS = setting_hints(TrainConfig)
 VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
 
 
@@ -61,7 +64,7 @@ class Grid(Sweeper):
     """
 
     params: Any = None
-    """The ranges of an experiment: their texts by name."""
+    """The ranges of an experiment by name: texts, such as 1,2 or range(1,4), or lists of values."""
     variants: Any = None
     """A list of groups of overrides, each as one text."""
 
@@ -94,7 +97,7 @@ class Grid(Sweeper):
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise SettingsError(f"hydra.sweeper.variants={given} is no list of overrides", VARIANTS)
         if not isinstance(self.params or {}, Mapping):
-            remedy = "leave it out, or write an experiment's ranges as {seed: '1,2,3'}"
+            remedy = "leave it out, or write an experiment's values as {seed: [1, 2, 3]}"
             raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
         self.groups = [str(variant).split() for variant in given]
         for override in chain.from_iterable(self.parse(group).values() for group in self.groups):
@@ -136,7 +139,7 @@ class Grid(Sweeper):
         both = typed.keys() & self.parse(self.groups[0])
         if both:
             raise SettingsError(f"{min(both)} is what hydra.sweeper.variants compares", f"leave it out, or {VARIANTS}")
-        ranges = self.parse([f"{name}={value}" for name, value in (self.params or {}).items()])
+        ranges = self.parse([f"{name}={range_text(name, value)}" for name, value in self.ranges().items()])
         self.compositions.refuse_clash(typed.values())
         self.compositions.refuse_replaced(ranges, typed)
         given = ranges | typed
@@ -145,6 +148,11 @@ class Grid(Sweeper):
                 expand_ranges(override)
                 check_values(override)
         return given
+
+    def ranges(self) -> dict[str, Any]:
+        """Return the experiment's ranges by the dotted names of their settings."""
+        params = OmegaConf.to_container(self.params) if OmegaConf.is_config(self.params) else self.params
+        return flat(params or {})  # type: ignore[arg-type]
 
     def parse(self, arguments: list[str]) -> dict[str, Override]:
         parser = OverridesParser.create(config_loader=self.loader)
@@ -343,6 +351,20 @@ def reason_of(error: BaseException) -> str:
 def result_key(config: TrainConfig) -> str:
     """Return a key that is equal for runs with the same settings and seed."""
     return json.dumps(settings_of_result(flat(asdict(config))), sort_keys=True)
+
+
+def range_text(name: str, value: Any) -> str:
+    """Return an experiment's values of a setting as they are typed: [1, 2] is 1,2.
+
+    A list is the one value of a setting that takes a list. Raises SettingsError for an empty list.
+    """
+    takes_list = any(get_origin(kind) is list for kind in (SETTINGS.get(name), *get_args(SETTINGS.get(name))))
+    if not isinstance(value, list) or takes_list:
+        return format_value(value)
+    if not value:
+        raise SettingsError(f"hydra.sweeper.params has no values of {name}", "leave the setting out, or give some")
+    texts = map(format_value, value)
+    return ",".join(text if re.fullmatch(r"[\w.+/-]+|\$\{.*", text, re.ASCII) else quote(text) for text in texts)
 
 
 def expand_ranges(override: Override) -> None:

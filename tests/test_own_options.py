@@ -1,0 +1,116 @@
+"""A person's own files of settings: folders, experiments, and their mistakes."""
+
+import itertools
+
+import pytest
+
+from cli.composition import compose_settings, explain, register_schema
+from cli.overrides import check_typed, take_folder
+from common.errors import SettingsError
+from common.settings import parse_overrides
+from sweeps.grid import Grid, range_text
+from tests.sweeping import swept
+
+SMALL = "# @package _global_\nmodel:\n  n_layer: 1\n  n_embd: 48\n"
+
+
+def composed(*arguments):
+    """The settings of `python train.py ARGUMENTS`."""
+    left, searched = take_folder([*arguments])
+    register_schema({})
+    return compose_settings(parse_overrides(left), searched)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "my files, 1/experiment").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "my files, 1"
+
+
+def test_an_experiment_stands_in_a_folder_of_ones_own(folder):
+    (folder / "experiment/small.yaml").write_text(SMALL)
+    for typed in (["--config-dir=my files, 1"], ["--config-dir", str(folder)], ["-cd", "my files, 1"]):
+        for experiment in ("experiment=small", "+experiment=small"):
+            config = composed(experiment, *typed, "model.n_layer=3")
+            assert (config.model.n_layer, config.model.n_embd) == (3, 48)
+    # Ours are there as before.
+    assert composed(f"--config-dir={folder}", "experiment=shakespeare", "dry_run=true").data.source == "shakespeare"
+
+
+@pytest.mark.parametrize("typed", [["--config-dir=nothere"], ["-cd"], ["--config-dir", ""], ["--config-dir=."]])
+def test_a_folder_without_options_is_refused(folder, typed):
+    with pytest.raises(SettingsError, match="is no folder with options: name one with files such as experiment/NAME"):
+        take_folder(["seed=1", *typed])
+
+
+FILES = ["--config-name=mine", "-cn", "--config-path=.", "--config", "-c", "mine.yaml", "config/train_gpt2.py"]
+
+
+@pytest.mark.parametrize("typed", FILES)
+def test_a_file_in_place_of_an_experiment_is_answered_with_the_way_to_give_it(typed):
+    with pytest.raises(SettingsError, match=r"cannot read .*write settings in FOLDER/experiment/NAME\.yaml"):
+        take_folder([typed, "mine"])
+    # What begins or ends alike is a setting.
+    kept = ["prompt=a.yaml", "code=mine.py", "-m"]
+    assert take_folder(kept) == (kept, [])
+
+
+def test_hydras_own_setting_for_folders_is_answered_with_the_flag():
+    with pytest.raises(SettingsError, match="is for sweeps: type --config-dir=FOLDER"):
+        check_typed({"hydra.searchpath": "[mine]"}, is_sweep=False)
+
+
+# {content: the place and the reason}
+DAMAGED = {
+    "model:\n\tn_layer: 1\n": "in line 3 (found character '\\t' that cannot start any token)",
+    'run_dir: "1", "2\n': "in line 2 (",
+    "seed: 1\nseed: 2\n": "in line 3 (found duplicate key seed)",
+    "model: {n_layer: 1\n": "in line 3 (",
+    "run_dir: a: b\n": "in line 2 (mapping values are not allowed here)",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_file_that_is_no_yaml_is_named_with_the_line(folder, content):
+    (folder / "experiment/bad.yaml").write_text(f"# @package _global_\n{content}")
+    with pytest.raises(Exception) as caught:
+        composed(f"--config-dir={folder}", "experiment=bad")
+    sentence = explain(caught.value)
+    assert sentence.startswith("my files, 1/experiment/bad.yaml is no YAML ") and DAMAGED[content] in sentence
+    assert sentence.count("\n") == 0
+
+
+def test_a_file_in_another_encoding_is_named(folder, monkeypatch):
+    (folder / "experiment/bad.yaml").write_bytes("# café\n".encode("latin-1"))
+    with pytest.raises(SettingsError, match=r"my files, 1/experiment/bad\.yaml is not UTF-8: save it"):
+        take_folder([f"--config-dir={folder}"])
+    # One of conf/ is found by its content; content of other files is no mistake of a person.
+    monkeypatch.setattr("cli.composition.CONF", folder)
+    for content, said in {"# café\n": "experiment/bad.yaml is not UTF-8", "é": "None"}.items():
+        with pytest.raises(UnicodeDecodeError) as caught:
+            content.encode("latin-1").decode()
+        assert said in str(explain(caught.value))
+
+
+@pytest.mark.parametrize("content", ["", "- a\n- b\n", "model:\n  n_layer: 1\n"])
+def test_an_experiment_that_sets_nothing_of_a_run_is_answered_with_its_first_line(folder, content):
+    (folder / "experiment/odd.yaml").write_text(content)
+    with pytest.raises(SettingsError, match="begin its file with the line # @package _global_"):
+        composed(f"--config-dir={folder}", "experiment=odd")
+
+
+def test_the_values_of_an_experiment_may_be_lists_and_groups(tmp_path):
+    params = {"seed": [1, 2], "optimizer": {"lr": [0.001, 1e-2]}, "model.n_head": "1,2", "wandb.tags": ["a", "b"]}
+    jobs = swept(Grid(params=params), tmp_path, lambda settings: 1.0, [])
+    found = [(job["seed"], job["optimizer.lr"], job["model.n_head"], job["wandb.tags"]) for job in jobs]
+    assert found == [*itertools.product("12", ("0.001", "0.01"), "12", ("[a,b]",))]
+
+
+def test_a_value_in_a_list_keeps_its_meaning():
+    assert range_text("model.n_kv_head", [None, 1]) == "null,1"
+    assert range_text("attention", ["sdpa+gate/sdpa", "mla"]) == "sdpa+gate/sdpa,mla"
+    assert range_text("data.path", ["a, b.txt", "c"]) == '"a, b.txt",c'
+    assert range_text("eval_interval", ["${max_steps}"]) == "${max_steps}"
+    with pytest.raises(SettingsError, match=r"hydra\.sweeper\.params has no values of seed: leave"):
+        range_text("seed", [])
