@@ -189,3 +189,17 @@ def test_a_run_id_of_the_environment_is_that_of_one_run(config, sessions, monkey
     train(replace(config, max_steps=5, run_dir=str(tmp_path / "other")))
     assert "Wandb failed (WANDB_RUN_ID=mine is an earlier run of this process: unset" in caplog.text
     assert len(sessions) == 2 and (tmp_path / "other/checkpoints/step_5").exists()
+
+
+def test_wandbs_files_are_where_the_environment_says(config, sessions, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    elsewhere = tmp_path / "not yet/there"
+    monkeypatch.setenv("WANDB_DIR", str(elsewhere))
+    run_dir = tmp_path / "run"
+    train(replace(config, max_steps=1, run_dir=str(run_dir)))
+    assert sessions[0].given["dir"] == str(elsewhere) and elsewhere.is_dir()  # wandb wants it to be there
+    assert f"wandb sync '{elsewhere}/wandb'/offline-run-*-id1*" in caplog.text
+    assert not (run_dir / "wandb").exists()
+    monkeypatch.setenv("WANDB_DIR", "")
+    train(replace(config, max_steps=1, run_dir=str(tmp_path / "second")))
+    assert sessions[1].given["dir"] == str(tmp_path / "second")

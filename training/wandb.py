@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Literal, cast
 
 from common.errors import SettingsError, first_line
@@ -53,6 +54,9 @@ class Wandb(Logger):
             if run_id in TAKEN:  # as by an earlier cell of a notebook, whose run this one would overwrite
                 raise SettingsError(f"WANDB_RUN_ID={run_id} is an earlier run of this process", "unset WANDB_RUN_ID")
             TAKEN.add(run_id)
+        # wandb would take a temporary folder in place of one that is not there.
+        self.folder = Path(os.environ.get("WANDB_DIR") or run.directory)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.hooks = sys.exit, sys.excepthook  # wandb takes their place, and does not give it back
         self.session = wandb.init(
             project=project,
@@ -61,7 +65,7 @@ class Wandb(Logger):
             name=name[:128],  # wandb takes no more
             group=settings.group and settings.group[:128],
             job_type="train",
-            dir=str(run.directory),
+            dir=str(self.folder),
             mode=cast(Literal["offline", "online"], settings.active_mode),
             config=asdict(run.config),
             id=run.progress.wandb_id,
@@ -90,5 +94,5 @@ class Wandb(Logger):
             # Without finish() the run would stay open.
             self.session.finish(exit_code=int(error is not None))
             sys.exit, sys.excepthook = self.hooks
-        offline = f"wandb sync {shlex.quote(str(self.run.directory / 'wandb'))}/offline-run-*-{self.session.id}*"
+        offline = f"wandb sync {shlex.quote(str(self.folder / 'wandb'))}/offline-run-*-{self.session.id}*"
         log.info("wandb     %s", offline if self.session.offline else self.session.url)
