@@ -5,6 +5,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,6 +186,39 @@ def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, 
         assert steps_of(run) == [1, 2, 3, 4, 5, 6] and not list(run.glob("checkpoints/.*"))
     else:
         assert "the last good checkpoint is None" in told and "start a new run" in str(ended.value)
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_known_before_the_first_step(short, monkeypatch, caplog):
+    train(replace(short, run_dir=f"{short.run_dir}-before", keep_checkpoints=1))
+    files = Path(f"{short.run_dir}-before").glob("checkpoints/step_6/*.safetensors")
+    size = sum(tensor.nbytes for file in files for tensor in load_file(file).values())  # as written
+    asked = []
+
+    def usage(free: int, total: int = 10**12) -> None:
+        used = SimpleNamespace(total=total, used=total - free, free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda place: asked.append(place) or used)
+
+    usage(size - 1)
+    with pytest.raises(
+        SettingsError, match=r"^run_dir=.* free, and a checkpoint takes .*: make room, or name a folder"
+    ):
+        train(short)
+    assert not Path(short.run_dir).exists() and asked == [Path(short.run_dir).parent]
+
+    # Three saves: two latest, which are kept, and one that is written before the oldest goes.
+    usage(3 * size)
+    train(short)
+    assert not [said for said in caplog.messages if "make room" in said]
+    usage(3 * size - 1)
+    train(replace(short, run_dir=f"{short.run_dir}-narrow"))
+    assert [said for said in caplog.messages if "of which up to 3 are there at a time: make room." in said]
+
+    # A resumed run needs room too; a disk that does not count its bytes is none that is full.
+    usage(size - 1)
+    with pytest.raises(SettingsError, match=r"^resume=.* make room"):
+        train(replace(short, max_steps=8, resume=short.run_dir))
+    usage(0, total=0)
+    train(replace(short, run_dir=f"{short.run_dir}-uncounted"))
 
 
 def test_a_stop_that_cannot_be_saved_is_an_error_and_not_a_stop(short, monkeypatch):

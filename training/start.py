@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from common.console import Signals, in_notebook, show_log
 from common.errors import SettingsError, device_failed, first_line, lacks_memory
 from common.files import os_errors_named, replace_text, user_path
 from common.settings import from_arguments
+from common.text import si
 from data.batches import Dataset
 from data.prepare import prepare
 from data.tasks import TaskData
@@ -33,7 +35,7 @@ from model.gpt import GPT
 from model.layers import eval_mode
 from model.loss import chunk_loss_and_gradient
 from model.size import count_weights, flops_per_token, without_weights
-from model.weights import load_weights
+from model.weights import load_weights, plain_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
 from runs.directory import lock_run, log_to, make_run_directory
 from runs.plugins import run_code
@@ -52,7 +54,7 @@ from training.distributed import Ranks, parallelize, uncompile, with_recompute
 from training.evaluation import first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, process_kept, seed_generators
-from training.optimizer import load_optimizer_state
+from training.optimizer import load_optimizer_state, optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
 from training.threads import threads_of_run
@@ -420,6 +422,8 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
     """
     directory = saved.path.parent.parent if saved else Path(run.config.run_dir or "outputs")
     with os_errors_named("resume" if saved else "run_dir", directory, "written", WRITABLE):
+        refuse_full_disk(run, user_path("run_dir", str(directory)), "resume" if saved else "run_dir")
+
         # Lock a new directory; that of a resumed run is locked already. Ask again if it is used: another run may have
         # begun and ended here meanwhile.
         if not saved:
@@ -442,6 +446,28 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
     if saved:
         log.info("resuming at step %d of %s", run.progress.step, directory)
         tell_changes(saved.meta.computed_on, run.computed_on())
+
+
+def refuse_full_disk(run: Run, directory: Path, setting: str) -> None:
+    """Raise SettingsError if the disk has no room for a checkpoint.
+
+    Warns if it has none for all that are kept at a time.
+    """
+    tensors = (*plain_weights(run.model).values(), *optimizer_state(run.model, run.optimizers).values())
+    size = sum(tensor.nbytes for tensor in tensors)
+    place = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.is_dir())
+    disk = shutil.disk_usage(place)
+    if not disk.total:  # a disk that does not count
+        return
+    room = f"has {si(disk.free)}B free, and a checkpoint takes {si(size)}B"
+    if disk.free < size:
+        raise SettingsError(room, "make room, or name a folder on another disk", setting=setting, value=directory)
+    # The best one is kept besides the latest, and a new one is written before an old one goes.
+    interval = min(run.config.checkpoint_interval, run.config.eval_interval)
+    saves = math.ceil((run.max_steps - run.progress.step) / interval) if run.max_steps else math.inf
+    number = min(run.config.keep_checkpoints + 2, saves)
+    if disk.free < number * size and not run.progress.step:
+        log.warning("%s=%s %s, of which up to %d are there at a time: make room.", setting, directory, room, number)
 
 
 def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
