@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any
 
 import yaml
@@ -65,10 +66,22 @@ def log_sizes(run: Path) -> dict[str, int]:
 
 
 def log_to(directory: Path, collected: MemoryHandler, stack: ExitStack) -> None:
-    """Write the collected log, and all that follows, to train.log until the stack is closed."""
+    """Write the collected log, and all that follows, to train.log until the stack is closed.
+
+    An exception that closes the stack is the last entry: the terminal of a long sweep may be gone.
+    """
     handler = logging.FileHandler(plain_file(directory / "train.log"), encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
     stack.callback(handler.close)
+
+    def write_failure(
+        kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):  # a signal's end has a line of its own
+            exception = None if isinstance(error, SettingsError) else (type(error), error, trace)
+            handler.handle(logging.LogRecord("tinygpt", logging.ERROR, "", 0, "failed: %s", (error,), exception))
+
+    stack.push(write_failure)
     collected.setTarget(handler)  # the next line writes those before it
 
 

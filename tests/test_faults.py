@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -219,6 +220,21 @@ def test_a_disk_without_room_for_a_checkpoint_is_known_before_the_first_step(sho
         train(replace(short, max_steps=8, resume=short.run_dir))
     usage(0, total=0)
     train(replace(short, run_dir=f"{short.run_dir}-uncounted"))
+
+
+def test_a_runs_log_ends_with_the_reason_of_its_failure(short, monkeypatch):
+    for number, (error, shown) in enumerate({ZeroDivisionError("by 0"): True, SettingsError("a", "b"): False}.items()):
+        run_dir = Path(f"{short.run_dir}-{number}")
+        with monkeypatch.context() as patched, pytest.raises(type(error)):
+            patched.setattr(train_module, "train_step", mock.Mock(side_effect=error))
+            train(replace(short, run_dir=str(run_dir)))
+        last = (run_dir / "train.log").read_text().split("\n[")[-1]
+        assert f"] failed: {error}" in last and ("Traceback (most recent call last)" in last) == shown
+        assert ("ZeroDivisionError: by 0" in last) == shown
+    stop_at(monkeypatch, 3)
+    with pytest.raises(SystemExit):
+        train(short)
+    assert "failed" not in (Path(short.run_dir) / "train.log").read_text()
 
 
 def test_a_stop_that_cannot_be_saved_is_an_error_and_not_a_stop(short, monkeypatch):
