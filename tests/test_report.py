@@ -553,6 +553,17 @@ def test_a_page_is_drawn_where_a_sandbox_forbids_storage(train_config, sweep):
 
 
 @needs_browser
+def test_a_sweep_of_seeds_alone_has_no_choice_of_a_colour(tmp_path):
+    for number in (1, 2):
+        put_run(tmp_path, number, 2.0, f"seed={number}", seed=number)
+    write_leaderboard(tmp_path)
+    with Browser(tmp_path / "report.html") as browser:
+        empty = "[...document.querySelectorAll('select')].filter(one => !one.options.length && one.checkVisibility())"
+        assert browser.run(f"{empty}.length") == 0
+        assert browser.run("$('cost').checkVisibility()")
+
+
+@needs_browser
 def test_choices_that_a_reloaded_page_no_longer_has_leave_it_as_it_begins(sweep):
     count = "document.querySelectorAll('svg *, tr').length"
     with Browser(sweep) as browser:
