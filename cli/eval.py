@@ -125,7 +125,7 @@ def check_tales(checkpoint: Checkpoint) -> None:
 
 def scoring_params(checkpoint: Checkpoint, config: EvalConfig) -> ScoringParams:
     """Return the scoring parameters; automatic precision and the document mask are the run's."""
-    device = checkpoint.model.token_embedding.weight.device
+    device = checkpoint.model.device
     settings = checkpoint.meta.config
     name = settings.get("precision", "auto") if config.precision == "auto" else config.precision
     dtype = choose_precision(name, device)

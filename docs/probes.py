@@ -56,7 +56,7 @@ class Probes:
 
     def by_head(self, rows: Int[np.ndarray, "B T"], function: Callable[[Weights], Tensor]) -> list[list[float] | None]:
         """Return `function` of each layer's weights, a number for each of its heads."""
-        device = self.model.token_embedding.weight.device
+        device = self.model.device
         tokens = torch.from_numpy(rows.astype(np.int64)).to(device)
         doc_starts = torch.from_numpy(self.starts(rows)).to(device)
         with self.params.autocast:

@@ -64,11 +64,11 @@ def generate(
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
     # A generator for each sample: its random numbers do not depend on the size of the batch.
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    allowed = allowed_ids(tokenizer, model)
     decoder = Decoder(model)
 
     # 1) Prefill: read the prompts. From here on each row of the batch is a sample.
     logits = decoder.prefill(prompts, params.max_new_tokens)  # (B, V)
+    allowed = allowed_ids(tokenizer, logits)
     samples = list(range(len(prompts)))  # the sample in each row
     for remaining in reversed(range(params.max_new_tokens)):
         # 2) Draw the next token of each row, on the device.
@@ -122,7 +122,7 @@ class Decoder:
         # Texts have many lengths, and torch.compile() would compile for each: call the model that it was given.
         model = getattr(model, "_orig_mod", model)
         self.model = model
-        self.device = model.token_embedding.weight.device
+        self.device = model.device
         self.decoded = DecodedModel(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
@@ -260,14 +260,14 @@ def encode_prompt(tokenizer: tiktoken.Encoding, prompt: str) -> list[int]:
     return [tokenizer.eot_token, *map(int, encode_text(tokenizer, prompt))]
 
 
-def allowed_ids(tokenizer: tiktoken.Encoding, model: GPT) -> Bool[Tensor, " V"] | None:
-    """Return a mask of the ids that have a text, or None if all have one."""
+def allowed_ids(tokenizer: tiktoken.Encoding, logits: Logits) -> Bool[Tensor, " V"] | None:
+    """Return a mask of the ids of `logits` that have a text, or None if all have one."""
     # A padded vocabulary has ids beyond the tokenizer's, and a published one may have gaps.
-    weight = model.token_embedding.weight
+    V = logits.shape[-1]
     ids = torch.tensor([*tokenizer._mergeable_ranks.values(), *tokenizer._special_tokens.values()], device="cpu")
-    known = torch.zeros(len(weight), dtype=torch.bool, device="cpu")
-    known[ids[ids < len(weight)]] = True
-    return None if known.all() else known.to(weight.device)
+    known = torch.zeros(V, dtype=torch.bool, device="cpu")
+    known[ids[ids < V]] = True
+    return None if known.all() else known.to(logits.device)
 
 
 class Detokenizer:

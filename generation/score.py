@@ -120,7 +120,7 @@ def token_nats(
 
     A sequence may be longer than block_size.
     """
-    device = model.token_embedding.weight.device
+    device = model.device
     batch = Batch.of(sequences.astype(np.int64), params.separator)
     inputs, targets = (torch.from_numpy(ids).to(device) for ids in batch[:2])  # (B, T)
     doc_starts = None if batch.doc_starts is None else torch.from_numpy(batch.doc_starts).to(device)

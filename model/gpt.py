@@ -210,9 +210,17 @@ class GPT(nn.Module):
     def embed_tokens(self, tokens: Tokens) -> Stream:
         """Return the embeddings of ids, of which a CPU's error names none."""
         try:
-            return self.token_embedding(tokens)
+            x = self.token_embedding(tokens)
+            if x.shape[:2] != tokens.shape:
+                problem = f"token_embedding returned {(*x.shape,)} for tokens {(*tokens.shape,)}"
+                raise ValueError(f"{problem}: it has to return a row for each token, also for one that is decoded.")
+            return x
         except IndexError:
-            V = self.token_embedding.weight.shape[0]
+            # A person may have put a module around the embedding, such as one that learns a soft prompt.
+            embedding = next((part for part in self.token_embedding.modules() if isinstance(part, nn.Embedding)), None)
+            if embedding is None:
+                raise
+            V = embedding.num_embeddings
             wrong = tokens[(tokens < 0) | (tokens >= V)]
             if not len(wrong):
                 raise
@@ -231,6 +239,11 @@ class GPT(nn.Module):
         if ctx.doc_starts is None:
             return self.position_embedding.weight[ctx.past : end]
         return self.position_embedding(ctx.places().clamp(min=0))  # padding, on the left of a document, is before 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
 
     @property
     def attentions(self) -> list[MultiHeadAttention]:
@@ -327,8 +340,8 @@ def tie_again(model: GPT, keys: Any) -> None:
 
     load_state_dict(assign=True) makes two equal weights of one, of which a step would move each by itself.
     """
-    embedding = model.token_embedding.weight
-    if type(model.lm_head) is not Linear or model.lm_head.weight is embedding:
+    embedding = getattr(model.token_embedding, "weight", None)  # a module around it may have none
+    if embedding is None or type(model.lm_head) is not Linear or model.lm_head.weight is embedding:
         return
     if embedding.is_meta or torch.equal(model.lm_head.weight, embedding):
         model.lm_head.weight = embedding

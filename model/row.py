@@ -59,6 +59,7 @@ class DecodedModel:
         names = [["training", "_modules", *(vars(module).keys() - OF_TORCH)] for module in self.modules]
         self.getters = [itemgetter(*of_module) for of_module in names]
         self.state = self.current_state()
+        self.weight = next(self.model.parameters())  # any one: all have its type and device
 
         # A twin in eval mode spares the model a change of its mode. Code that is attached to a module may know it by
         # its identity, or belong to it: then the module itself has to be called.
@@ -104,7 +105,7 @@ class DecodedModel:
 
         They have to on a GPU and in other types than float32 too.
         """
-        if self.blocks is None or is_watched() or not decodes(self.called.token_embedding.weight.data):
+        if self.blocks is None or is_watched() or not decodes(self.weight.data):
             return None
         return self.blocks
 

@@ -95,7 +95,7 @@ def cache_bytes_per_token(model: GPT) -> float:
     It is measured by reading one token: the first one allocates the rows of all.
     """
     cache = KVCache(model.config.block_size)
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.token_embedding.weight.device)
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with eval_mode(model):
         model.hidden(token, cache=cache)
     return cache.nbytes / cache.size

@@ -10,6 +10,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from common.errors import SettingsError
+from data.config import TokenizerConfig
+from data.tokenizer import make_tokenizer
+from generation.config import SamplingParams
+from generation.generate import generate
+from generation.score import ScoringParams, token_nats
 from interop.huggingface import from_huggingface, to_huggingface
 from model.attention import AttentionContext, make_attention
 from model.gpt import GPT
@@ -134,3 +139,74 @@ def test_weights_are_read_of_the_layers_that_a_model_has_now():
         scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(torch.ones(6, 6).triu(1) > 0, -torch.inf)
         close(weights, F.softmax(scores, -1))
         x = block(x, AttentionContext())
+
+
+class SoftPrompt(nn.Module):
+    """Learned vectors for the ids from V on, and the embedding of the others."""
+
+    def __init__(self, embedding: nn.Module, vectors: int) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.vectors = nn.Parameter(torch.randn(vectors, 32))
+
+    def forward(self, tokens):
+        V = 257
+        learned = self.vectors[(tokens - V).clamp(min=0)]
+        return torch.where(tokens[..., None] < V, self.embedding(tokens.clamp(max=V - 1)), learned)
+
+
+def larger(model):
+    """The same model with the vectors as rows of its embedding alone: lm_head stays."""
+    vectors = model.token_embedding.vectors
+    rows = torch.cat((model.token_embedding.embedding.weight, vectors)).detach()
+    other = copy.deepcopy(model)
+    other.token_embedding = nn.Embedding.from_pretrained(rows)
+    return other
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_module_around_the_embedding_is_read_written_with_and_scored(training):
+    """A soft prompt: its vectors alone get a gradient, and the text is that of a model with more rows."""
+    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), None)
+    model = random_gpt(vocab_size=257).requires_grad_(False).train(training)
+    model.token_embedding = SoftPrompt(model.token_embedding, 3)
+    prompt = [257, 258, 259, 65, 66]
+    tokens = torch.tensor([prompt])
+
+    params = SamplingParams(max_new_tokens=6)
+    wanted = larger(model)
+    texts = [list(generate(each, tokenizer, [prompt], seeds=[1], params=params)) for each in (model, wanted)]
+    assert texts[0] == texts[1]
+
+    scoring = ScoringParams(torch.autocast("cpu", enabled=False))
+    nats = [token_nats(each, tokens.numpy().clip(max=255), 2, scoring) for each in (model, wanted)]
+    assert nats[0].tolist() == nats[1].tolist()
+
+    model.loss(tokens, tokens.clamp(max=256)).backward()
+    assert [name for name, weight in model.named_parameters() if weight.grad is not None] == ["token_embedding.vectors"]
+
+
+def test_an_embedding_of_another_length_or_an_id_that_it_lacks_is_named():
+    """Vectors in front of the text would give a decoded token several rows."""
+
+    class InFront(SoftPrompt):
+        def forward(self, tokens):
+            return torch.cat((self.vectors.expand(len(tokens), -1, -1), self.embedding(tokens[:, 3:])), 1)
+
+    model = random_gpt(vocab_size=257)
+    model.token_embedding = InFront(model.token_embedding, 3)
+    model(torch.zeros(1, 8, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"returned \(1, 3, 32\) for tokens \(1, 1\): it has to return a row for each"):
+        model(torch.zeros(1, 1, dtype=torch.long))
+    with pytest.raises(ValueError, match="token id 300 is not in the vocabulary of 257 ids"):
+        model(torch.full((1, 5), 300))
+
+
+def test_weights_are_loaded_into_a_tied_model_whose_embedding_was_wrapped():
+    model = random_gpt(vocab_size=257, tie_embeddings=True)
+    model.token_embedding = SoftPrompt(model.token_embedding, 3)
+    other = copy.deepcopy(model)
+    nn.init.zeros_(other.token_embedding.vectors)
+    other.load_state_dict(model.state_dict())
+    tokens = torch.tensor([[257, 259, 5, 6]])
+    close(other(tokens), model(tokens))
