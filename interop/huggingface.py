@@ -408,9 +408,10 @@ def read_config(where: str) -> GPTConfig:
             ours |= {"mlp": mlp, "zero_init": False}
             fixed["activation_function"] = GPT2_ACTIVATIONS[mlp]
         else:
-            # transformers 5 has the base under rope_parameters too.
+            # transformers 5 has the base under rope_parameters too. As there, rope_scaling goes before them: people add
+            # it to a config.json by hand, for longer texts.
             rope = {"rope_theta": settings.get("rope_theta", 10_000.0)}
-            rope |= settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+            rope |= settings.get("rope_scaling") or settings.get("rope_parameters") or {}
             ours |= _our_rope({name: value for name, value in rope.items() if value is not None}, settings)
         if model_type == "qwen3":
             fixed["rms_norm_eps"] = NORM_EPS  # QK-norm has the same

@@ -203,6 +203,24 @@ def test_other_spellings_of_the_same_model_come_in(settings, other, tmp_path):
     assert read_config(str(tmp_path)) == before
 
 
+def test_rope_scaling_that_was_added_by_hand_goes_before_rope_parameters(tmp_path):
+    """As in transformers, also where neither has the base; each against RoPE's own angles."""
+    to_huggingface(random_gpt(**LLAMA), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    given = {"rope_type": "default", "rope_theta": 500.0}
+    linear = {"rope_type": "linear", "factor": 2.0}
+    for change, base, factor in (
+        ({"rope_parameters": given, "rope_scaling": linear, "rope_theta": 300.0}, 300.0, 2.0),
+        ({"rope_parameters": given, "rope_scaling": linear | {"rope_theta": 200.0}, "rope_theta": 300.0}, 200.0, 2.0),
+        ({"rope_parameters": given, "rope_scaling": None, "rope_theta": 300.0}, 500.0, 1.0),
+        ({"rope_parameters": linear | {"rope_theta": 500.0}, "rope_scaling": {}}, 500.0, 2.0),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        [rope] = from_huggingface(str(tmp_path)).ropes
+        wanted = base ** (-torch.arange(0, 8, 2) / 8) / factor
+        close(rope.frequencies()[0], wanted)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs")
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"])
 @pytest.mark.parametrize("odd", ["fifo", "/dev/zero"])
