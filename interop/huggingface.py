@@ -1,10 +1,10 @@
-"""Hugging Face's GPT-2, Llama and Qwen3, to and from a GPT, without transformers.
+"""Models of Hugging Face, to and from a GPT, without transformers: those of TARGETS.
 
-The three are one transformer under different names. Besides the names two layouts differ:
+They are one transformer under different names. Besides the names two layouts differ:
 
 GPT-2 stores linear weights transposed.
-Llama and Qwen3 store queries, keys and values apart, and gate and up too. Their RoPE rotates channel i with channel
-i + D/2, ours 2i with 2i + 1, so the rows of queries and keys, and Qwen3's QK-norm weights, are reordered.
+The others store queries, keys and values apart, and gate and up too. Their RoPE rotates channel i with channel i + D/2,
+ours 2i with 2i + 1, so the rows of queries and keys, their biases and Qwen3's QK-norm weights are reordered.
 """
 
 import json
@@ -109,7 +109,24 @@ LLAMA = QWEN3._replace(
         "tie_word_embeddings": False,
     },
 )
-SLIDING = "sliding_attention"  # one of Qwen3's layer_types; the other is full_attention
+QWEN2 = LLAMA._replace(
+    name="Qwen2ForCausalLM",
+    settings={"qk_norm": False, "qkv_bias": True},
+    fixed={"hidden_act": "silu"},
+    defaults={name: value for name, value in QWEN3.defaults.items() if name != "head_dim"},
+)
+MISTRAL = LLAMA._replace(
+    name="MistralForCausalLM",
+    fixed={"hidden_act": "silu"},
+    defaults=LLAMA.defaults
+    | {
+        "intermediate_size": 14_336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    },
+)
+SLIDING = "sliding_attention"  # one of Qwen's layer_types; the other is full_attention
 GPT2 = Target(
     name="GPT2LMHeadModel",
     preset="gpt2",
@@ -151,8 +168,9 @@ GPT2_NAMES = {
 HEAD = "lm_head.weight"
 # Our weights that join several of theirs.
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-# {their model_type: target}
-TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2}
+# {their model_type: target}; of two classes that compute the same the first is written
+TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2, "qwen2": QWEN2, "mistral": MISTRAL}
+WITH_LAYER_TYPES = ("qwen2", "qwen3")  # which say for each layer whether it has a window
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 # {rope_type: its other parameters}, with the only values that model/rope.py computes.
@@ -188,11 +206,14 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
     # Compare the settings that depend on the layers and heads.
     layers = [config.at(layer) for layer in range(config.n_layer)]
     foreign = {layer.form for layer in layers} - {*SOFTMAX, "single_head", "stacked"}
-    windows = {each.window for each in model.attentions if each.window is not None}
+    # Windows have one size. Some classes have them in the layers that they name, Mistral in all or none.
+    windows = {each.window for each in model.attentions}
+    sizes = windows - {None}
+    has_windows = model_type in WITH_LAYER_TYPES or (model_type == "mistral" and None not in windows)
     heads = {(each.n_head, each.kv_heads, each.head_dim) for each in model.attentions}
     lacks = {
         "attention": foreign or len(heads) > 1 or any({*layer.modifiers} - {"window"} for layer in layers),
-        "attention_window": len(windows) > (model_type == "qwen3"),
+        "attention_window": len(sizes) > has_windows,
         "n_kv_head": model_type == "gpt2" and attention.kv_heads != attention.n_head,
         "head_size": model_type == "gpt2" and attention.n_head * attention.head_dim != config.n_embd,
         "n_head": model_type == "llama" and config.n_embd % attention.n_head,  # transformers divides them
@@ -253,7 +274,7 @@ def version_needed(model: GPT) -> str:
 
 
 def from_huggingface(where: str) -> GPT:
-    """Return a GPT with the float32 weights of a GPT-2, Llama or Qwen3, and its logits.
+    """Return a GPT with the float32 weights of one of TARGETS, and its logits.
 
     where: a folder or a name on the hub. Raises HuggingFaceError if a GPT cannot express it.
     """
@@ -376,7 +397,7 @@ def _has_own_head(folder: Path, target: Target) -> bool:
 
 
 def read_config(where: str) -> GPTConfig:
-    """Return our settings for the config.json of a GPT-2, Llama or Qwen3."""
+    """Return our settings for the config.json of one of TARGETS."""
     file = find_folder(where) / "config.json"
     with importing(where):
         if not file.exists() and file.with_name("adapter_config.json").exists():
@@ -393,7 +414,8 @@ def read_config(where: str) -> GPTConfig:
             raise HuggingFaceError(f"is quantised ({method})", f"{PLAIN}, or {ANOTHER}", value=where)
         model_type = settings["model_type"]
         if model_type not in TARGETS:
-            raise HuggingFaceError(f"is a {model_type}", "choose a gpt2, llama or qwen3 model", value=where)
+            remedy = f"choose a model of {', '.join(sorted(TARGETS))}"
+            raise HuggingFaceError(f"is a {model_type}", remedy, value=where)
 
         target = TARGETS[model_type]
         if model_type == "gpt2":
@@ -415,7 +437,10 @@ def read_config(where: str) -> GPTConfig:
             ours |= _our_rope({name: value for name, value in rope.items() if value is not None}, settings)
         if model_type == "qwen3":
             fixed["rms_norm_eps"] = NORM_EPS  # QK-norm has the same
+        if model_type in WITH_LAYER_TYPES:
             ours |= _our_windows(settings, where)
+        if model_type == "mistral":
+            ours["attention_window"] = settings["sliding_window"]  # of all layers; None if they have none
 
         # Refuse values that a GPT cannot express, and translate the others by name.
         for name, value in fixed.items():
@@ -470,7 +495,7 @@ def _yarn_length(rope: dict[str, Any], factor: float) -> float:
 
 
 def _our_windows(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return our settings for the windows of a Qwen3.
+    """Return our settings for the windows of a Qwen2 or Qwen3.
 
     layer_types name the layers that have one; without them those from max_window_layers on do.
     """
@@ -517,7 +542,7 @@ def _change_layout(
     """Return a weight of ours in their layout; with back=True, one of theirs in ours.
 
     `theirs` is its name there. GPT-2's matrices are transposed. RoPE rotates pairs (x, y) of a head's rows, which are
-    (x0, y0, x1, y1, …) here, and (x0, x1, …, y0, y1, …) in Llama and Qwen3.
+    (x0, y0, x1, y1, …) here, and (x0, x1, …, y0, y1, …) in all but GPT-2.
     """
     if model.config.position == "learned":  # GPT-2
         return tensor.t() if ".h." in f".{theirs}" and tensor.ndim == 2 else tensor
@@ -544,11 +569,14 @@ def _their_config(model: GPT, model_type: str) -> dict[str, Any]:
         theirs["n_ctx"] = config.block_size  # an old name of n_positions, which llama.cpp's converter reads
         return theirs | dropout | {"activation_function": GPT2_ACTIVATIONS[config.mlp]}
 
-    # Windows and RoPE, which only Llama and Qwen3 have.
+    # Windows and RoPE, which GPT-2 has not.
     types = [SLIDING if each.window is not None else "full_attention" for each in model.attentions]
+    if model_type == "mistral":
+        theirs["sliding_window"] = None  # without it they have one of 4,096
     if SLIDING in types:
-        window = max(each.window or 0 for each in model.attentions)  # they all have this one
-        theirs |= {"use_sliding_window": True, "sliding_window": window, "layer_types": types}
+        theirs["sliding_window"] = max(each.window or 0 for each in model.attentions)  # they all have this one
+        if model_type in WITH_LAYER_TYPES:
+            theirs |= {"use_sliding_window": True, "layer_types": types}
     rope = attention.rope
     assert rope is not None, "_obstacles() refuses other positions"
     theirs |= {"rope_theta": rope.theta, "rope_scaling": None}

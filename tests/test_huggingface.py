@@ -38,6 +38,10 @@ SHAPES = {
     "llama-3.1": LLAMA | dict(rope_scaling="llama3", rope_scaling_factor=8.0, rope_trained_length=12, rope_theta=20.0),
     "llama-yarn": LLAMA | {"rope_scaling": "yarn", "rope_scaling_factor": 4.0},
     "llama-narrow-heads": LLAMA | {"head_size": 4},
+    "mistral-three-heads": LLAMA | {"n_head": 3, "head_size": 8},
+    "mistral": LLAMA | {"attention_window": 4, "n_kv_head": 2},
+    "qwen2": LLAMA | {"qkv_bias": True, "n_kv_head": 2, "tie_embeddings": True},
+    "qwen2-windows": LLAMA | {"qkv_bias": True, "attention": "sdpa/sdpa+window", "attention_window": 4},
     "qwen3": {},
     "qwen3-wide-heads": {"head_size": 16, "n_kv_head": 2},
     "qwen3-three-heads": {"n_head": 3, "head_size": 16},
@@ -65,7 +69,7 @@ def test_their_model_gives_our_logits_and_back_come_the_same_bits(shape, tmp_pat
     assert theirs.config.eos_token_id == 60
 
 
-@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen3"])
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen3", "Qwen2", "Mistral"])
 def test_what_transformers_saves_gives_our_gpt_its_logits(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     if kind == "GPT2":
@@ -73,9 +77,14 @@ def test_what_transformers_saves_gives_our_gpt_its_logits(kind, tmp_path):
     else:
         shape = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32, head_dim=16)
         shape |= dict(intermediate_size=48, max_position_embeddings=16, vocab_size=61)
+        if kind in ("Qwen2", "Mistral"):
+            shape |= dict(sliding_window=5, use_sliding_window=True, max_window_layers=1)
         config = getattr(transformers, f"{kind}Config")(**shape)
     torch.manual_seed(0)
     theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for name, weight in theirs.named_parameters():
+        if name.endswith("bias"):  # which begin at 0
+            torch.nn.init.normal_(weight)
     theirs.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     if kind == "GPT2":  # whose embeddings are tied where nothing is said
@@ -112,11 +121,11 @@ def test_every_preset_can_be_exported(preset, tmp_path):
         ({"position": "alibi"}, "position=alibi", "tiny"),
         ({"mlp": "relu2"}, "mlp=relu2", "tiny"),
         *(({"attention": name}, f"attention={name}", "tiny") for name in ("average", "softmax1", "sdpa+nope/sdpa")),
-        (LLAMA | {"attention_window": 4, "qkv_bias": True}, "attention_window=4", "llama"),
+        (LLAMA | {"attention_window": 4, "bias": True}, "bias=True", "llama"),
+        (LLAMA | {"attention": "sdpa+window/sdpa", "attention_window": 4}, "attention_window=4", "llama"),
         ({"logit_softcap": 30.0}, "logit_softcap=30.0", "tiny"),
         ({"norm_eps": 1e-5}, "norm_eps=1e-05", "tiny"),
-        (LLAMA | {"qkv_bias": True}, "qkv_bias=True", "llama"),
-        (LLAMA | {"n_head": 3, "head_size": 8}, "n_head=3", "llama"),
+        (LLAMA | {"qkv_bias": True, "bias": True}, "bias=True", "llama"),
         (LLAMA | {"rope_scaling": "llama3", "rope_scaling_factor": 3.0}, "rope_trained_length=5.33", "llama"),
         (GPT2 | {"bias": False}, "bias=False", "gpt2"),
         (GPT2 | {"n_kv_head": 2}, "n_kv_head=2", "gpt2"),
@@ -151,7 +160,7 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
     ("change", "message"),
     [
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function=relu: choose a model with"),
-        ({"model_type": "mamba"}, "is a mamba: choose a gpt2, llama or qwen3 model"),
+        ({"model_type": "mamba"}, "is a mamba: choose a model of gpt2, llama, mistral, qwen2, qwen3."),
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05: choose a model with rms_norm_eps=1e-06"),
