@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from common.console import say
 from common.errors import SettingsError, format_value, naming
 from common.files import user_path, writing
@@ -33,7 +35,7 @@ def write_page(config: ExportConfig) -> list[str]:
     """Write the page of a checkpoint; return lines for the terminal."""
     checkpoint = open_checkpoint(config.checkpoint)
     with writing("to", config.to) as file:
-        file.write_text(demo_page(checkpoint, config.to, config.dtype), encoding="utf-8")
+        file.write_text(demo_page(checkpoint, config.to, config.dtype or "float16"), encoding="utf-8")
         size = file.stat().st_size
     return [f"{checkpoint.path} is now {config.to}, a page of {si(size, 3)}B: open it in a browser."]
 
@@ -48,7 +50,7 @@ def write_folder(config: ExportConfig) -> list[str]:
             lines = [f"{config.import_from} is now {folder}, a checkpoint."]
             import_model(config.import_from, unfinished)
         else:
-            lines = export_checkpoint(config.checkpoint, unfinished, folder)
+            lines = export_checkpoint(config.checkpoint, unfinished, folder, config.dtype)
     return lines
 
 
@@ -61,14 +63,14 @@ def import_model(source: str, folder: Path) -> None:
     save_checkpoint(folder, model=model, tokenizer=tokenizer, config=settings)
 
 
-def export_checkpoint(where: str | None, unfinished: Path, folder: Path) -> list[str]:
+def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: str | None = None) -> list[str]:
     """Write a checkpoint in Hugging Face's format; return lines for the terminal.
 
-    unfinished: the folder to write; folder: its final name, for the lines.
+    unfinished: the folder to write; folder: its final name, for the lines; dtype: of its weights, by default theirs.
     """
     checkpoint = open_checkpoint(where)
     model = checkpoint.model
-    kind = to_huggingface(model, unfinished, checkpoint.tokenizer.eot_token)
+    kind = to_huggingface(model, unfinished, checkpoint.tokenizer.eot_token, getattr(torch, dtype) if dtype else None)
     save_tokenizer_json(checkpoint.tokenizer, unfinished, model.config.block_size)
     card = model_card(
         card_sample(checkpoint),

@@ -20,15 +20,17 @@ class ExportConfig:
     sample.py, eval.py and train.py's init_from read it."""
     to: str = ""
     """New folder to write; or FILE.html, a page in which the model writes."""
-    dtype: str = "float16"
-    """Type of a page's weights: float16 or float32."""
+    dtype: str | None = None
+    """Type of the weights: float32, bfloat16 or float16.
+    If null float16 on a page, which has no bfloat16, and float32 in a folder, as in training."""
 
     @property
     def is_page(self) -> bool:
         return self.to.endswith(".html")
 
     def __post_init__(self) -> None:
-        one_of("dtype", self.dtype, ("float16", "float32"))
+        if self.dtype is not None:
+            one_of("dtype", self.dtype, ("float16", "float32") if self.is_page else ("float32", "bfloat16", "float16"))
         if not self.to:
             raise SettingsError("to= is needed", "give to=FOLDER for Hugging Face, or to=demo.html for a page")
         if self.to.lower().endswith(OTHER_FILES):
@@ -39,5 +41,6 @@ class ExportConfig:
         if self.import_from and self.is_page:
             problem = f"to={self.to} is a page, and import_from={self.import_from} makes a checkpoint"
             raise SettingsError(problem, "import to a folder, then export it with checkpoint=FOLDER")
-        if self.dtype != "float16" and not self.is_page:
-            raise SettingsError(f"dtype={self.dtype} is for a page", "leave it out, or set to=FILE.html")
+        if self.dtype and self.import_from:
+            problem = f"dtype={self.dtype} is for an export, and import_from={self.import_from} makes a checkpoint"
+            raise SettingsError(problem, "leave dtype out: a checkpoint has float32")

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.errors import HuggingFaceError
+from common.errors import HuggingFaceError, SettingsError
 from common.files import read_foreign, regular
 from common.settings import build
 from interop import WRITTEN, find_folder, importing
@@ -227,13 +227,23 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
     return obstacles
 
 
-def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> str:
+def to_huggingface(
+    model: GPT,
+    folder: Path,
+    end_of_text: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> str:
     """Write a folder for AutoModelForCausalLM, and return the name of the model's class.
 
-    end_of_text: the id that separates documents. Raises HuggingFaceError if no class computes the same, and
-    SettingsError if the model is no longer that of its settings.
+    end_of_text: the id that separates documents. dtype: the type of the weights in the folder, by default theirs.
+    Raises HuggingFaceError if no class computes the same, and SettingsError if the model is no longer that of its
+    settings, or a weight is too large for float16.
     """
     check_weights(model)
+    dtype = dtype or model.token_embedding.weight.dtype
+    for name, tensor in plain_weights(model).items():
+        if tensor.isfinite().all() and not tensor.to(dtype).isfinite().all():
+            raise SettingsError(f"dtype=float16 ends at 65,504, and {name} has larger weights", "set dtype=bfloat16")
 
     # Choose the class with the fewest obstacles; it must have none.
     obstacles = {model_type: _obstacles(model, model_type) for model_type in TARGETS}
@@ -244,9 +254,9 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
         raise HuggingFaceError(problem, f"a model trained with model={target.preset} can be exported")
 
     # Translate the settings. The separator both begins and ends a document.
-    dtype = str(model.token_embedding.weight.dtype).removeprefix("torch.")
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
-    config = {"model_type": model_type, "architectures": [target.name], "torch_dtype": dtype}
+    config = {"model_type": model_type, "architectures": [target.name]}
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")
     config |= _their_config(model, model_type) | ends
 
     # Translate the weights.
@@ -254,7 +264,7 @@ def to_huggingface(model: GPT, folder: Path, end_of_text: int | None = None) -> 
     for name, tensor in plain_weights(model).items():
         parts = _parts(name, model)
         for theirs, part in zip(parts, tensor.split([*parts.values()]), strict=True):
-            weights[theirs] = _change_layout(theirs, part, model).cpu().contiguous()
+            weights[theirs] = _change_layout(theirs, part, model).to("cpu", dtype).contiguous()
 
     # Write both. config.json has no padding id: with it, transformers would never train the embedding of that id.
     folder.mkdir(parents=True, exist_ok=True)

@@ -805,7 +805,9 @@ def test_a_page_that_cannot_be_is_refused_in_one_sentence_and_nothing_is_written
     ("settings", "sentence"),
     [
         (dict(to="ours.html", import_from="gpt2"), "to=ours.html is a page, and import_from=gpt2 makes a checkpoint"),
-        (dict(to="folder", dtype="float32"), "dtype=float32 is for a page: leave it out, or set to=FILE.html."),
+        (dict(to="ours", import_from="gpt2", dtype="float32"), "import_from=gpt2 makes a checkpoint: leave dtype out"),
+        (dict(to="folder", dtype="bf16"), "dtype=bf16 is not known: choose one of float32, bfloat16, float16."),
+        (dict(to="a.html", dtype="bfloat16"), "dtype=bfloat16 is not known: choose one of float16, float32."),
         (dict(to="a.html", dtype="int8"), "dtype=int8 is not known: choose one of float16, float32."),
     ],
 )

@@ -212,6 +212,29 @@ def test_other_spellings_of_the_same_model_come_in(settings, other, tmp_path):
     assert read_config(str(tmp_path)) == before
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@torch.inference_mode()
+def test_a_folder_in_half_precision_has_the_rounded_weights_and_says_so(dtype, tmp_path):
+    model, kind = random_gpt(tie_embeddings=True), getattr(torch, dtype)
+    to_huggingface(model, tmp_path, 60, kind)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {kind}
+    back, tokens = from_huggingface(str(tmp_path)), torch.randint(61, (2, 9))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor.to(kind).float()) and tensor.dtype == torch.float32
+    theirs = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert theirs.dtype == kind
+    close(theirs.float()(tokens).logits, back(tokens), atol=1e-4, rtol=0)
+
+
+def test_a_weight_beyond_float16_is_refused_before_anything_is_written(tmp_path):
+    model = random_gpt()
+    model.lm_head.weight.data[3, 5] = 70_000.0
+    with pytest.raises(SettingsError, match="ends at 65,504, and lm_head.weight has larger .*: set dtype=bfloat16"):
+        to_huggingface(model, tmp_path / "half", dtype=torch.float16)
+    assert not (tmp_path / "half").exists()
+    to_huggingface(model, tmp_path / "brain", dtype=torch.bfloat16)
+
+
 def test_rope_scaling_that_was_added_by_hand_goes_before_rope_parameters(tmp_path):
     """As in transformers, also where neither has the base; each against RoPE's own angles."""
     to_huggingface(random_gpt(**LLAMA), tmp_path)
