@@ -95,7 +95,9 @@ ALIASES = {
     "early_stopping_patience": "patience",
     "dtype": "precision",
     "mixed_precision": "precision",
-    "torch_dtype": "precision",
+    "torch_dtype": "precision dtype",
+    "outtype": "dtype: float32, bfloat16 or float16",
+    "precision": "dtype: float32, bfloat16 or float16",
     "bf16": "precision: precision=bf16",
     "fp16": "precision: precision=fp16",
     "amp": "precision: auto takes bf16 or fp16 where they are fast",
@@ -145,6 +147,17 @@ ALIASES = {
     "temp": "temperature",
     "do_sample": "temperature: temperature=0 takes the likeliest token",
     "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "eos_token_id": "stop: a text; a sample ends by itself where the model ends the document",
+    "best_of": "num_samples",
+    "num_beams": "temperature: temperature=0 takes the likeliest token; there is no beam search",
+    "typical_p": "min_p",
+    "epsilon_cutoff": "min_p",
+    "eta_cutoff": "min_p",
+    **dict.fromkeys(
+        ("repetition_penalty", "repeat_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size"),
+        "temperature: a higher one with top_p repeats less; there is no penalty",
+    ),
 }
 
 # {group: {their name of an option: ours, and after a colon a word on it}}.
