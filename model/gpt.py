@@ -73,6 +73,9 @@ class GPT(nn.Module):
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
         last: return those of the last position alone, (B, 1, V).
 
+        A loss of these logits has no gradient for the indexers of index and dsa, which learn by an auxiliary loss: take
+        that of loss().
+
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for, and for
         tokens of another shape or beyond the vocabulary; on a GPU, which is not waited for, its kernels assert that.
         """

@@ -475,3 +475,32 @@ def test_train_in_a_thread_of_a_program_leaves_everything_as_it_was(config):
     thread.join()
     assert_unchanged(before, state())
     assert Path(config.run_dir, "checkpoints/step_2").is_dir()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "index", "dsa"])
+def test_a_loss_as_a_forward_pass_trains_every_weight_under_ddp(attention, tmp_path):
+    """DDP refuses a weight without a gradient in its second step: that of an indexer has none from the logits."""
+    from torch import distributed
+
+    class Loss(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens, targets):
+            return self.model.loss(tokens, targets)
+
+    model = random_gpt(attention=attention, block_size=32).train()
+    alone = copy.deepcopy(model)
+    tokens, targets = torch.randint(61, (2, 2, 24))
+    alone.loss(tokens, targets).backward()
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        step = torch.nn.parallel.DistributedDataParallel(Loss(model))
+        for _ in range(2):
+            model.zero_grad()
+            step(tokens, targets).backward()
+    finally:
+        distributed.destroy_process_group()
+    for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+        assert mine.grad is not None and torch.allclose(mine.grad, other.grad, atol=1e-5)
