@@ -239,8 +239,10 @@ class GPT(nn.Module):
         most = self.config.block_size
         if end > most:
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
-        if ctx.doc_starts is None:
+        if ctx.doc_starts is None and is_own(self.position_embedding, nn.Embedding):
             return self.position_embedding.weight[ctx.past : end]
+        if ctx.doc_starts is None:  # a hook, an adapter or another module is part of it: it has to be called
+            return self.position_embedding(torch.arange(ctx.past, end, device=self.device))
         return self.position_embedding(ctx.places().clamp(min=0))  # padding, on the left of a document, is before 0
 
     @property

@@ -17,6 +17,7 @@ from generation.generate import generate
 from generation.score import ScoringParams, token_nats
 from interop.huggingface import from_huggingface, to_huggingface
 from model.attention import AttentionContext, make_attention
+from model.cache import KVCache
 from model.gpt import GPT
 from model.heads import for_each_layer
 from model.weights import check_weights, plain_weights
@@ -210,3 +211,32 @@ def test_weights_are_loaded_into_a_tied_model_whose_embedding_was_wrapped():
     other.load_state_dict(model.state_dict())
     tokens = torch.tensor([[257, 259, 5, 6]])
     close(other(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("attached", ["hook", "module"])
+def test_what_is_attached_to_learned_positions_is_in_the_logits(attached):
+    """Each position once and decoded one by one, against a model whose weights are twice as large."""
+    model = random_gpt(position="learned")
+    doubled = copy.deepcopy(model)
+    doubled.position_embedding.weight.data.mul_(2)
+    if attached == "hook":
+        model.position_embedding.register_forward_hook(lambda module, arguments, result: 2 * result)
+    else:
+
+        class Twice(nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, positions):
+                return 2 * self.inner(positions)
+
+        model.position_embedding = Twice(model.position_embedding)
+    tokens = torch.randint(61, (2, 7))
+    close(model(tokens), doubled(tokens))
+    starts = torch.tensor([[0] * 7, [0] * 3 + [3] * 4])
+    close(model(tokens, doc_starts=starts), doubled(tokens, doc_starts=starts))
+    cache = KVCache(7)
+    with torch.no_grad():
+        decoded = torch.cat([model(tokens[:, i : i + 1], cache=cache) for i in range(7)], 1)
+    close(decoded, doubled(tokens))
