@@ -240,3 +240,21 @@ def test_what_is_attached_to_learned_positions_is_in_the_logits(attached):
     with torch.no_grad():
         decoded = torch.cat([model(tokens[:, i : i + 1], cache=cache) for i in range(7)], 1)
     close(decoded, doubled(tokens))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "stacked", "mla", "dsa", "mla+diff", "gta", "k_eq_v", "delta", "index"])
+@torch.no_grad()
+def test_a_hook_on_any_projection_is_in_the_logits_also_while_decoding(attention):
+    """A linear layer's result turned round is that of its rows turned round."""
+    model, tokens = random_gpt(attention=attention, block_size=16), torch.randint(61, (1, 9))
+    names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and ".attention." in name]
+    for name in names:
+        hooked, turned = copy.deepcopy(model), copy.deepcopy(model)
+        hooked.get_submodule(name).register_forward_hook(lambda module, arguments, result: result.flip(-1))
+        for weight in turned.get_submodule(name).parameters():
+            weight.copy_(weight.flip(0))
+        wanted = turned(tokens)
+        close(hooked(tokens), wanted)
+        cache = KVCache(9)
+        decoded = [hooked(part, cache=cache) for part in tokens.split((4, 1, 1, 2, 1), 1)]
+        close(torch.cat(decoded, 1), wanted, atol=1e-4)

@@ -15,7 +15,7 @@ from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
-from model.layers import Linear, RMSNorm, rms_norm
+from model.layers import Linear, RMSNorm, is_own, rms_norm
 from model.rope import Pope, Rope, rotate
 
 
@@ -113,11 +113,13 @@ class LatentAttention(SplitKeys):
 
     def make_call(self, q: Query, k: Keys, v: Value, ctx: AttentionContext) -> Call:
         """Make the keys of all heads, or with a cache move W_k to the queries."""
-        if ctx.cache is None:
+        if not self.moves_weights(ctx):
             # Training has as many queries as keys: scores of D channels are cheaper than of latent_size.
             turned, c = k.split((self.turned, self.latent), -1)
             of_heads = self.per_head(self.k_up(c[:, 0]))
             k = self.join(turned, of_heads)
+            if ctx.cache is not None:
+                v = self.per_head(self.v_up(c[:, 0]))
         else:
             # Decoding has one query and many keys: move the query, and make no key.
             of_latent = q[..., self.turned :] @ self.of_queries(self.k_up)  # (B, H, T, D) -> (B, H, T, latent)
@@ -125,11 +127,19 @@ class LatentAttention(SplitKeys):
         return super().make_call(q, k, v, ctx)
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
-        # With a cache the values are c, so the result is a mean of c: W_v makes it one of values.
+        # Where W_k is moved the values are c, so the result is a mean of c: W_v makes it one of values.
         y = super().attend(call, x, ctx)
-        if ctx.cache is None:
+        if not self.moves_weights(ctx):
             return y
         return y @ self.of_queries(self.v_up).mT  # (B, H, T, latent) -> (B, H, T, D)
+
+    def moves_weights(self, ctx: AttentionContext) -> bool:
+        """Return whether queries and results are multiplied by W_k and W_v, in place of keys and values.
+
+        Both have to be matrices alone: a hook, an adapter or quantised weights have to be called.
+        """
+        ups = (self.k_up, self.v_up)
+        return ctx.cache is not None and all(is_own(up, Linear) and type(up.weight) is nn.Parameter for up in ups)
 
     def of_queries(self, up: Linear) -> Float[Tensor, "H D latent"]:
         """Return the weights for each query head; with diff two of them share one."""
