@@ -134,7 +134,7 @@ class LatentAttention(SplitKeys):
         return y @ self.of_queries(self.v_up).mT  # (B, H, T, latent) -> (B, H, T, D)
 
     def moves_weights(self, ctx: AttentionContext) -> bool:
-        """Return whether queries and results are multiplied by W_k and W_v, in place of keys and values.
+        """Return whether W_k and W_v multiply queries and results, not the cached vectors.
 
         Both have to be matrices alone: a hook, an adapter or quantised weights have to be called.
         """
