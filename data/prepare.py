@@ -59,8 +59,8 @@ COUNTERS = 1 << 20
 # The share of the held-out text that is worth a word if the training text has it too: the default text's is 2%.
 TOLD_SHARE = 0.05
 WORD_SEPARATOR = 0
-# Tokens of the longest training text in which passages of the held-out text are looked for: a minute.
-MOST_COMPARED = 1 << 28
+# Tokens of the longest training text in which passages of its own held-out text are looked for, by some 30 bytes each.
+MOST_COMPARED = 1 << 21
 # The largest share of the validation text for one document and its copies, lest it decide the loss.
 LONGEST_SHARE = 1 / 30
 # Characters of a document that may take a quarter of it where the others do not suffice: its end would say little.
@@ -210,24 +210,44 @@ def make_folder(
         if not all(sizes.values()):
             problem = f"data={config.source} has no text, or too little to hold some out ({source.describe()})"
             raise DataError(problem, f"add text, or raise data.val_fraction={config.validation_fraction:g}")
-        text = source.describe()
-        # Tell which share of the validation texts the training text has too: tokens, or words in another layout.
-        train, val = open_folder(unfinished, tokenizer, str(unfinished), "")
-        known = word_ids(piece for piece in split.pieces(split.head) if piece[0] == "train")
-        begins = len(val)
-        if validation:
-            begins = np.flatnonzero(val == tokenizer.eot_token)[-validation.count]  # its documents are the last
-        if begins and len(train) <= MOST_COMPARED:
-            own_words = word_ids(piece for piece in split.pieces(split.head) if piece[0] == "val")
-            share = max(overlap(train, val[:begins], tokenizer.eot_token), overlap(known, own_words, WORD_SEPARATOR))
-            if share >= TOLD_SHARE:
-                text += f"; {share:.0%} of what is held out also in the training text"
-        if validation:
-            words = word_ids(held_out(validation.documents()))
-            share = max(overlap(train, val[begins:], tokenizer.eot_token), overlap(known, words, WORD_SEPARATOR))
-            text += f"; validation {validation.describe()}, {share:.1%} of it also in the training text"
+        text = source.describe() + shared_text(unfinished, tokenizer, split, validation)
         (unfinished / "meta.json").write_text(json.dumps({"text": text, "sizes": sizes}, indent=1))
     return text
+
+
+def shared_text(folder: Path, tokenizer: Encoding, split: "Split", validation: Source | None) -> str:
+    """Return what to say of the share of the validation texts that the training text has too.
+
+    By tokens, or by words, which another layout leaves as they are. No file stays open, or Windows could not rename the
+    folder.
+    """
+    count = (folder / "train.bin").stat().st_size // token_dtype(tokenizer.n_vocab).itemsize
+    compares_words = count <= MOST_COMPARED
+    if not compares_words and not validation:
+        return ""
+    train, val = open_folder(folder, tokenizer, str(folder), "")
+    separator = tokenizer.eot_token
+    begins = len(val)
+    if validation:
+        begins = np.flatnonzero(val == separator)[-validation.count]  # its documents are the last
+    if compares_words:
+        known = word_ids(piece for piece in split.pieces(split.head) if piece[0] == "train")
+
+    # The share that is held out of the text.
+    told = ""
+    if begins and compares_words:
+        own_words = word_ids(piece for piece in split.pieces(split.head) if piece[0] == "val")
+        share = max(overlap(train, val[:begins], separator), overlap(known, own_words, WORD_SEPARATOR))
+        if share >= TOLD_SHARE:
+            told += f"; {share:.0%} of what is held out also in the training text"
+
+    # The validation text of its own.
+    if validation:
+        share = overlap(train, val[begins:], separator)
+        if compares_words:
+            share = max(share, overlap(known, word_ids(held_out(validation.documents())), WORD_SEPARATOR))
+        told += f"; validation {validation.describe()}, {share:.1%} of it also in the training text"
+    return told
 
 
 def word_ids(pieces: Iterable[Piece]) -> np.ndarray:

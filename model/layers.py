@@ -10,10 +10,15 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from model.cpu import FusedRMSNorm, Rows, decodes, multiply, normalize, trains_norm
 
 Own = TypeVar("Own", bound=nn.Module)
+
+
+PLAIN_TYPES = (nn.Parameter, FakeTensor)
+"""The types of weights that are numbers alone, or their shapes; quantised ones have others."""
 
 
 class Linear(nn.Linear):

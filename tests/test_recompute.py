@@ -58,8 +58,10 @@ def test_a_block_that_is_computed_twice_has_the_bits_of_one_that_is_kept(attenti
 
 
 COMPILED = """
-import sys
+import sys, types
 import torch
+# conftest.py would let annotations be checked, which breaks graphs.
+sys.modules["conftest"] = types.SimpleNamespace(some=lambda values, each: values)
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from test_recompute import CASES, SLOW, figures, model_of

@@ -15,7 +15,7 @@ from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
-from model.layers import Linear, RMSNorm, is_own, rms_norm
+from model.layers import PLAIN_TYPES, Linear, RMSNorm, is_own, rms_norm
 from model.rope import Pope, Rope, rotate
 
 
@@ -139,7 +139,7 @@ class LatentAttention(SplitKeys):
         Both have to be matrices alone: a hook, an adapter or quantised weights have to be called.
         """
         ups = (self.k_up, self.v_up)
-        return ctx.cache is not None and all(is_own(up, Linear) and type(up.weight) is nn.Parameter for up in ups)
+        return ctx.cache is not None and all(is_own(up, Linear) and type(up.weight) in PLAIN_TYPES for up in ups)
 
     def of_queries(self, up: Linear) -> Float[Tensor, "H D latent"]:
         """Return the weights for each query head; with diff two of them share one."""
