@@ -219,6 +219,7 @@ def json_records(lines: Iterable[str], source: str) -> Iterator[Record]:
         except (ValueError, RecursionError) as error:
             position, reason, remedy = json_mistake(line, error)
             rest = line[position:].strip()
+            # Of a file, name the command that makes lines of its records.
             if Path(source).is_file():
                 if line.strip() in ("{", "["):
                     remedy = f"{jq(source, '.[]' if '[' in line else '.')} writes each record as a line"

@@ -435,7 +435,8 @@ def refuse_header(file: str, data: DataConfig) -> None:
     with Path(file).open("rb") as stream:
         start = stream.read(8)
     if start.startswith(b"\x93NUMPY"):
-        noun, remedy = "an array saved by numpy.save()", "write the ids by their method tofile() instead"
+        noun = "an array saved by numpy.save()"
+        remedy = "write the ids by their method tofile() instead"
     elif start[:4] in LLM_C:
         noun = "ids after the header of llm.c"
         cut = f'tail -c +1025 {shlex.quote(str(folder))}/"$split".bin > ids/"$split".bin'

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from data.tokenizer import encode_text
 from generation.config import SamplingParams
 from model.cache import DocStarts, KVCache, Tokens
-from model.gpt import GPT
+from model.gpt import GPT, uncompiled
 from model.layers import cumulative_sum, eval_mode
 from model.row import DecodedModel
 
@@ -120,7 +120,7 @@ class Decoder:
 
     def __init__(self, model: GPT) -> None:
         # Texts have many lengths, and torch.compile() would compile for each: call the model that it was given.
-        model = getattr(model, "_orig_mod", model)
+        model = uncompiled(model)
         self.model = model
         self.device = model.device
         self.decoded = DecodedModel(model)

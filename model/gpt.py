@@ -19,8 +19,8 @@ from model.attention import AttentionContext, check_names, make_attention
 from model.attention.layer import MultiHeadAttention
 from model.cache import DocStarts, KVCache, Tokens
 from model.config import GPTConfig
-from model.layers import LayerNorm, Linear, RMSNorm, is_own, upcast
-from model.loss import chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits, scored_places
+from model.layers import LayerNorm, Linear, RMSNorm, is_matrix, is_own
+from model.loss import chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 
 Stream = Float[Tensor, "B T C"]
@@ -114,9 +114,7 @@ class GPT(nn.Module):
                 self.runtime.largest_chunk,
             )
         else:
-            logits = upcast(self.logits(x)).flatten(0, -2)
-            wanted = targets.long().masked_fill(~scored_places(targets), -100).flatten()
-            nats = F.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
+            nats = nats_of_logits(self.logits(x), targets)[0].sum()
         return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())  # its gradient, not its value
 
     def nats(
@@ -157,7 +155,7 @@ class GPT(nn.Module):
 
         A bias, a hook, an adapter such as LoRA's or another module is part of the logits too: it has to be called.
         """
-        return is_own(self.lm_head, Linear) and self.lm_head.bias is None
+        return is_matrix(self.lm_head) and self.lm_head.bias is None
 
     def hidden(
         self,
@@ -239,11 +237,12 @@ class GPT(nn.Module):
         most = self.config.block_size
         if end > most:
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
-        if ctx.doc_starts is None and is_own(self.position_embedding, nn.Embedding):
+        if ctx.doc_starts is not None:
+            return self.position_embedding(ctx.places().clamp(min=0))  # padding, left of a document, is before 0
+        if is_own(self.position_embedding, nn.Embedding):
             return self.position_embedding.weight[ctx.past : end]
-        if ctx.doc_starts is None:  # a hook, an adapter or another module is part of it: it has to be called
-            return self.position_embedding(torch.arange(ctx.past, end, device=self.device))
-        return self.position_embedding(ctx.places().clamp(min=0))  # padding, on the left of a document, is before 0
+        # A hook, an adapter or another module is part of it: it has to be called.
+        return self.position_embedding(torch.arange(ctx.past, end, device=self.device))
 
     @property
     def device(self) -> torch.device:
@@ -331,6 +330,11 @@ class GPT(nn.Module):
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
+
+
+def uncompiled(model: Any) -> Any:
+    """Return the model that torch.compile() was given, or the model itself."""
+    return getattr(model, "_orig_mod", model)
 
 
 def check_targets(tokens: Tokens, targets: Tokens) -> None:

@@ -17,7 +17,7 @@ from model.cpu import FusedRMSNorm, Rows, decodes, multiply, normalize, trains_n
 Own = TypeVar("Own", bound=nn.Module)
 
 
-PLAIN_TYPES = (nn.Parameter, FakeTensor)
+PLAIN_TYPES = (nn.Parameter, Tensor, FakeTensor)
 """The types of weights that are numbers alone, or their shapes; quantised ones have others."""
 
 
@@ -111,6 +111,14 @@ def is_own(module: nn.Module, cls: type[Own]) -> TypeGuard[Own]:
     has_hooks = any(getattr(module, hooks) for hooks in HOOKS)
     is_patched = any(name in CALL or callable(getattr(cls, name, None)) for name in vars(module))
     return type(module) is cls and not has_hooks and not is_patched
+
+
+def is_matrix(layer: nn.Module) -> TypeGuard[Linear]:
+    """Return whether a layer is its weight and bias alone, which code may then read.
+
+    A hook, an adapter, a quantised weight or another module has to be called.
+    """
+    return is_own(layer, Linear) and type(layer.weight) in PLAIN_TYPES
 
 
 LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import SettingsError
-from model.gpt import GPT
+from model.gpt import GPT, uncompiled
 from model.size import without_weights
 
 
@@ -18,7 +18,7 @@ def plain_weights(model: GPT) -> dict[str, Tensor]:
 
     model: also one that torch.compile() returned.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_embeddings:
         del weights["lm_head.weight"]
@@ -31,23 +31,28 @@ def check_weights(model: GPT) -> None:
     A file of them would be read by the settings. Layers may have been dropped or copied, an adapter or a pruning mask
     attached, or a tied lm_head replaced.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model)
     config = model.config
+    if len(model.blocks) != config.n_layer:
+        problem = f"the model has {len(model.blocks)} blocks, where its settings say n_layer={config.n_layer}"
+        raise SettingsError(problem, f"set model.config.n_layer = {len(model.blocks)}")
+
+    # Names and shapes: those of a model that is built by the settings.
     weights = model.state_dict()
     wanted = {name: (*tensor.shape,) for name, tensor in without_weights(config).state_dict().items()}
     given = {name: (*tensor.shape,) for name, tensor in weights.items()}
     changed = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
-    remedy = "set model.config to what the model is, and merge or remove what was attached to its weights"
-    if len(model.blocks) != config.n_layer:
-        problem = f"the model has {len(model.blocks)} blocks, where its settings say n_layer={config.n_layer}"
-        raise SettingsError(problem, f"set model.config.n_layer = {len(model.blocks)}")
-    for name in changed:
+    if changed:
+        name = changed[0]
         problem = f"the model's {name} is {given.get(name)}, where its settings ask for {wanted.get(name)}"
         if name not in wanted:
             problem = f"the model has {name}, which its settings do not ask for"
         elif name not in given:
             problem = f"the model has no {name}, which its settings ask for"
+        remedy = "set model.config to what the model is, and merge or remove what was attached to its weights"
         raise SettingsError(problem, remedy)
+
+    # A tied head is not written.
     if config.tie_embeddings and not torch.equal(weights["lm_head.weight"], weights["token_embedding.weight"]):
         problem = "lm_head and the token embedding differ, where the model's settings say tie_embeddings=true"
         raise SettingsError(problem, "set model.config.tie_embeddings = False, or tie them again")

@@ -258,3 +258,38 @@ def test_a_hook_on_any_projection_is_in_the_logits_also_while_decoding(attention
         cache = KVCache(9)
         decoded = [hooked(part, cache=cache) for part in tokens.split((4, 1, 1, 2, 1), 1)]
         close(torch.cat(decoded, 1), wanted, atol=1e-4)
+
+
+class Quantised(torch.Tensor):
+    """A weight whose product is twice that of its numbers: quantised ones need a scale."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        plain = [arg.as_subclass(torch.Tensor) if isinstance(arg, cls) else arg for arg in args]
+        if function is F.linear:
+            plain[1] = 2 * plain[1]
+        return function(*plain, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("attention", "place"),
+    [("mla", "k_up"), ("mla", "v_up"), ("dsa", "k_up"), ("stacked", "qkv_proj"), ("sdpa", "lm_head")],
+)
+@torch.no_grad()
+def test_a_quantised_weight_is_called_wherever_its_numbers_might_be_read(attention, place):
+    """In a whole pass, with a cache and in the loss, as a model whose weight has the doubled numbers."""
+    model, doubled = random_gpt(attention=attention), random_gpt(attention=attention)
+    tokens = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(1))
+    for gpt in (model, doubled):
+        layer = gpt.lm_head if place == "lm_head" else gpt.blocks[0].attention.get_submodule(place)
+        if gpt is doubled:
+            layer.weight.mul_(2)
+        else:
+            weight = layer.weight.detach().as_subclass(Quantised)
+            del layer._parameters["weight"]
+            layer._parameters["weight"] = weight
+    close(model(tokens), doubled(tokens), atol=1e-5, rtol=1e-5)
+    close(model.loss(tokens, tokens), doubled.loss(tokens, tokens), atol=1e-3, rtol=1e-5)
+    cache = KVCache(9)
+    found = [model(tokens[:, :5], cache=cache), *(model(tokens[:, t : t + 1], cache=cache) for t in range(5, 9))]
+    close(torch.cat(found, 1), doubled(tokens), atol=1e-4, rtol=1e-4)

@@ -16,7 +16,7 @@ from model.attention.layer import Heads, MultiHeadAttention, Stream
 from model.attention.registry import FORMS, form
 from model.attention.weighting import PLAIN
 from model.config import POSITION_SETTINGS, AttentionConfig
-from model.layers import Linear, is_own
+from model.layers import Linear, is_matrix
 
 
 class OneHead(MultiHeadAttention):
@@ -92,7 +92,7 @@ class Stacked(MultiHeadAttention):
         super().__init__(config, named_as(head_by_head, PLAIN, (of_steps(head_by_head),)), layer_idx)
 
     def project(self, x: Stream) -> Heads:
-        if not is_own(self.qkv_proj, Linear):  # a hook or an adapter has to be called
+        if not is_matrix(self.qkv_proj):
             return super().project(x)
         weights = self.qkv_proj.weight.split(self.head_dim)  # (n·D, C) -> n times (D, C)
         biases = [None] * len(weights) if self.qkv_proj.bias is None else self.qkv_proj.bias.split(self.head_dim)

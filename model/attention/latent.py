@@ -15,7 +15,7 @@ from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
-from model.layers import PLAIN_TYPES, Linear, RMSNorm, is_own, rms_norm
+from model.layers import Linear, RMSNorm, is_matrix, rms_norm
 from model.rope import Pope, Rope, rotate
 
 
@@ -134,12 +134,8 @@ class LatentAttention(SplitKeys):
         return y @ self.of_queries(self.v_up).mT  # (B, H, T, latent) -> (B, H, T, D)
 
     def moves_weights(self, ctx: AttentionContext) -> bool:
-        """Return whether W_k and W_v multiply queries and results, not the cached vectors.
-
-        Both have to be matrices alone: a hook, an adapter or quantised weights have to be called.
-        """
-        ups = (self.k_up, self.v_up)
-        return ctx.cache is not None and all(is_own(up, Linear) and type(up.weight) in PLAIN_TYPES for up in ups)
+        """Return whether W_k and W_v multiply queries and results, not the cached vectors."""
+        return ctx.cache is not None and is_matrix(self.k_up) and is_matrix(self.v_up)
 
     def of_queries(self, up: Linear) -> Float[Tensor, "H D latent"]:
         """Return the weights for each query head; with diff two of them share one."""
