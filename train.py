@@ -29,7 +29,7 @@ from training.failures import explain_failures
 from training.log import Loggers
 from training.optimizer import schedule_factor, set_learning_rate
 from training.run import Run, is_due
-from training.start import open_run, try_trained
+from training.start import open_run, refuse_learned_leak
 
 log = logging.getLogger("tinygpt")
 
@@ -48,7 +48,7 @@ def train(config: TrainConfig, threads: int | None = None) -> float:
         explain_failures(run),  # errors of the device, as sentences
         fast_products(run.device, run.dtype),  # the fastest float32 products that are exact enough
     ):
-        config = run.config  # with the text's vocabulary, and without auto
+        config = run.config  # with the text's vocabulary; what became of auto is in run.device, run.dtype, run.compiled
         progress = run.progress
         while True:
             run.exit_on_signal()  # after Ctrl-C or SIGTERM; it saves first
@@ -128,7 +128,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
     run.save()
     max_tokens = evaluation_tokens(run.config, run.progress.step if finished else None)
     with run_eagerly(run.compiled):  # each of the many shapes would compile
-        try_trained(run)
+        refuse_learned_leak(run)  # an attention of one's own may have learned to see later tokens
         result = evaluate_run(run, max_tokens)
         is_saved = run.is_saved()
         record_evaluation(run, result, max_tokens, is_saved)

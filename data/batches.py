@@ -1,9 +1,14 @@
 """Tokens to batches: the sequences of a step are a function of the seed and the step.
 
 A sequence is block_size + 1 tokens in a row. All but the last are the inputs, all but the first their targets: each
-input's target is the token after it. A step takes batch_size sequences. Nothing is remembered from one step to the
-next. So a resumed run continues exactly, and the processes that share a step divide its sequences without
-communication.
+input's target is the token after it.
+
+    tokens    7 3 9 9 2 5 8 …     for block_size = 4
+    inputs    7 3 9 9
+    targets     3 9 9 2           the last is the first input of the sequence that follows in the text
+
+A step takes batch_size sequences. Nothing is remembered from one step to the next. So a resumed run continues exactly,
+and the processes that share a step divide its sequences without communication.
 """
 
 import hashlib
@@ -34,45 +39,6 @@ class Batch(NamedTuple):
         inputs = sequences[:, :-1]
         targets = sequences[:, 1:]
         return cls(inputs, targets, None if separator is None else document_starts(inputs, separator))
-
-
-class Dataset(Protocol):
-    """The sequences of a run: TokenDataset for a text, TaskData for a synthetic task."""
-
-    @property
-    def tokenizer(self) -> Encoding | None:
-        """None for a task, which has no text."""
-
-    @property
-    def block_size(self) -> int:
-        """The number of inputs of a sequence."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A string that changes with the data."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of ids."""
-
-    @property
-    def targets_per_sequence(self) -> int:
-        """The number of targets in each training sequence."""
-
-    def check(self) -> None:
-        """Raise SettingsError if a sequence is too long, or too short, for the data."""
-
-    def token_bytes(self) -> np.ndarray:
-        """Return the length in bytes of each id's text, int64 (V,)."""
-
-    def train_batch(self, step: int, start: int, stop: int) -> Batch:
-        """Return a step's sequences from `start` to `stop`, always the same ones."""
-
-    def validation_batches(self, batch_size: int, max_tokens: int | None = None) -> Iterator[Batch]:
-        """Yield at most `max_tokens` inputs for validation, always the same ones; all if None."""
-
-    def validation_tokens(self, max_tokens: int | None) -> int:
-        """Return the number of inputs that validation_batches() yields."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +72,9 @@ class TokenDataset:
 
     def first_token(self, number: int) -> int:
         """Return the position in the text at which the run's training sequence `number` begins."""
-        # An epoch leaves out one sequence: it may then begin at any of the first block_size tokens, or later if the
-        # text has a remainder. A text with room for a single sequence keeps it.
+        # An epoch has one sequence fewer than fit, so that its first one may begin at any of the first block_size
+        # tokens, or later if the text has a remainder: of 1,000 tokens 6 sequences of 128, from one of the first 232
+        # tokens on. A text with room for a single sequence keeps it.
         count = max(1, len(self.train) // self.block_size - 1)
         epoch, place = divmod(number, count)
         # The last target of the last sequence is token offset + count * block_size, which must be in the text.
@@ -196,3 +163,42 @@ def random_stream(*key: object) -> np.random.RandomState:
     # RandomState is frozen by numpy's policy, unlike default_rng().
     digest = hashlib.sha256(" ".join(map(str, key)).encode()).digest()
     return np.random.RandomState(np.frombuffer(digest, dtype="<u4"))
+
+
+class Dataset(Protocol):
+    """The sequences of a run: TokenDataset for a text, TaskData for a synthetic task."""
+
+    @property
+    def tokenizer(self) -> Encoding | None:
+        """None for a task, which has no text."""
+
+    @property
+    def block_size(self) -> int:
+        """The number of inputs of a sequence."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A string that changes with the data."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids."""
+
+    @property
+    def targets_per_sequence(self) -> int:
+        """The number of targets in each training sequence."""
+
+    def check(self) -> None:
+        """Raise SettingsError if a sequence is too long, or too short, for the data."""
+
+    def token_bytes(self) -> np.ndarray:
+        """Return the length in bytes of each id's text, int64 (V,)."""
+
+    def train_batch(self, step: int, start: int, stop: int) -> Batch:
+        """Return a step's sequences from `start` to `stop`, always the same ones."""
+
+    def validation_batches(self, batch_size: int, max_tokens: int | None = None) -> Iterator[Batch]:
+        """Yield at most `max_tokens` inputs for validation, always the same ones; all if None."""
+
+    def validation_tokens(self, max_tokens: int | None) -> int:
+        """Return the number of inputs that validation_batches() yields."""

@@ -1,8 +1,19 @@
 """Generation: prefill a batch of prompts, then decode one token at a time with a KV cache.
 
-generate() is the loop. It calls Decoder, which turns tokens into logits, filter_logits() and sample(), which draw a
-token, and Detokenizer, which turns tokens into text. A sample depends on its prompt and its seed, and on the rest of
-the batch by rounding alone.
+All of it comes to this loop, for one text that fits the context:
+
+    tokens = encode_prompt(tokenizer, prompt)
+    for _ in range(params.max_new_tokens):
+        logits = model(torch.tensor([tokens]))[:, -1].float()  # the whole text once more for each token
+        token = sample(filter_logits(logits, params), uniform_number(generator)).item()
+        if token == tokenizer.eot_token:
+            break
+        tokens.append(token)
+    text = tokenizer.decode(tokens[1:])
+
+generate() does so for many texts, with a cache, and yields the text as it comes. It calls Decoder, which turns tokens
+into logits, filter_logits() and sample(), which draw a token, and Detokenizer, which turns tokens into text. A sample
+depends on its prompt and its seed, and on the rest of the batch by rounding alone.
 """
 
 import codecs
@@ -20,9 +31,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from data.tokenizer import encode_text
 from generation.config import SamplingParams
 from model.cache import DocStarts, KVCache, Tokens
-from model.gpt import GPT, uncompiled
-from model.layers import cumulative_sum, eval_mode
+from model.gpt import GPT
+from model.layers import cumulative_sum
 from model.row import DecodedModel
+from model.surgery import uncompiled
 
 Logits = Float[Tensor, "B V"]
 
@@ -123,6 +135,7 @@ class Decoder:
         model = uncompiled(model)
         self.model = model
         self.device = model.device
+        # The model in eval mode, and for a single text on a CPU a shorter way through its blocks.
         self.decoded = DecodedModel(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
@@ -174,20 +187,9 @@ class Decoder:
 
     def _forward(self, tokens: Tokens, doc_starts: DocStarts = None) -> Logits:
         """Return the logits after the last token, in float32."""
-        decoded = self.decoded
-        decoded.refresh()
-        model = decoded.called
         tokens = copy_to(self.device, tokens)
-        # Between two tokens the mode is the caller's, who may train meanwhile.
-        mode = eval_mode(model) if decoded.needs_eval_mode else nullcontext()
-        kernels = sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext()
-        with mode, kernels:
-            is_row = tokens.numel() == 1 and doc_starts is None and self.cache.doc_starts is None
-            if is_row and (steps := decoded.steps) is not None:
-                # A token of a single text on a CPU goes through model/row.py, not the layers: the same, sooner.
-                x = model.hidden(tokens, cache=self.cache, blocks=steps)  # (1, 1, C)
-                return model.logits(x[:, -1]).float()
-            return model(tokens, doc_starts=doc_starts, cache=self.cache, last=True)[:, 0].float()
+        with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
+            return self.decoded.next_logits(tokens, self.cache, doc_starts).float()
 
 
 def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
@@ -209,8 +211,8 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
     if params.top_p < 1:
         descending, order = logits.sort(stable=True, descending=True)
         probabilities = descending.softmax(-1)
-        # A token is dropped if the likelier ones already reach p; the likeliest has none, and always stays. Their sum
-        # is rounded once, as p is: 0.4 and 0.3 reach 0.7.
+        # A token is dropped if the likelier ones already reach p. The likeliest has no likelier ones, and always stays.
+        # Add in float64 and round once, as p is rounded: then 0.4 and 0.3 reach 0.7.
         precise = probabilities.to(widest(logits.device))
         likelier = F.pad(cumulative_sum(precise[:, :-1], -1), (1, 0)).to(probabilities.dtype)
         dropped = likelier >= torch.tensor(params.top_p, dtype=probabilities.dtype, device="cpu")

@@ -7,7 +7,7 @@ import torch
 
 from generation.generate import Decoder
 from model.gpt import GPT
-from model.layers import eval_mode
+from model.modes import eval_mode
 
 
 @torch.inference_mode()

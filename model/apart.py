@@ -27,7 +27,8 @@ from common.errors import SettingsError
 from model.attention import MultiHeadAttention
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT, Stream
-from model.layers import LayerNorm, eval_mode, upcast
+from model.layers import LayerNorm, upcast
+from model.modes import eval_mode
 
 Result = Float[Tensor, "B T _"]
 Edit = Callable[[Result], Result]

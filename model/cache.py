@@ -21,10 +21,13 @@ class Span(NamedTuple):
     first: int
     end: int
     reach: int
-    """The number of positions that a query sees before its own at most."""
+    """The most positions before its own that a query sees."""
 
     def holds(self, position: int) -> bool:
-        """Return whether the next row may be that of a position."""
+        """Return whether the row of a position can come next.
+
+        There must be no gap before it, and all rows that its query sees must be kept.
+        """
         return max(0, position - self.reach) >= self.first and position <= self.end
 
 
@@ -57,8 +60,8 @@ class KVCache:
     def position(self) -> int:
         """The number of positions that have been read.
 
-        It may be set to any for which the rows are there: after a pass of a layer alone to the next one, or back to an
-        earlier one, as by crop(). Raises ValueError for others.
+        Set it to an earlier one to go back, as by crop(), or after a pass of a layer alone to the end of its rows.
+        Raises ValueError where rows would be missing.
         """
         return self._position
 
@@ -68,7 +71,8 @@ class KVCache:
             self.crop(position)
             return
         ends = [span.end for span in self.spans.values()]
-        has_state = any(kept for kept in self.layers.values()) and not ends  # which does not say how far it has read
+        # A layer's state does not say how far it has read.
+        has_state = any(kept for kept in self.layers.values()) and not ends
         if position > max(ends, default=0) and not has_state:
             raise ValueError(
                 f"position={position} of a cache whose rows end at {max(ends, default=0)}: let a layer read them first."
@@ -126,7 +130,7 @@ class KVCache:
         new: Float[Tensor, "B n T width"],
         window: int | None = None,
     ) -> Float[Tensor, "B n S width"]:
-        """Write the rows of T new positions, and return the rows of all positions.
+        """Write the rows of T new positions; return those that are kept and these, in their order.
 
         window: the number of positions that a query sees at most. The result has at least the window - 1 rows before
             the new ones, and earlier rows leave the cache.
@@ -173,7 +177,7 @@ class KVCache:
         return seen
 
     def continue_documents(self, doc_starts: DocStarts, T: int) -> DocStarts:
-        """Return the doc_starts of T new tokens, if not given those of the cache's last token."""
+        """Return the doc_starts of T new tokens: those given, else that of the last token."""
         if doc_starts is not None:
             self.doc_starts = doc_starts[:, -1]
             while self.documents and self.documents[-1][0] >= self._position:  # of a pass that failed

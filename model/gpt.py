@@ -4,7 +4,7 @@ A block is attention, then an MLP.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,15 +15,120 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import AttentionContext, check_names, make_attention
+from model.attention import make_attention
+from model.attention.context import AttentionContext
 from model.attention.layer import MultiHeadAttention
+from model.attention.registry import check_names
 from model.cache import DocStarts, KVCache, Tokens
 from model.config import GPTConfig
-from model.layers import LayerNorm, Linear, RMSNorm, is_matrix, is_own
-from model.loss import chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
+from model.layers import LayerNorm, Linear, RMSNorm
+from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
+from model.surgery import check_ids, check_places, check_rows, is_matrix, is_own, tie_again
 
 Stream = Float[Tensor, "B T C"]
+
+
+def relu2(x: Stream) -> Stream:
+    """The square of ReLU (So et al. 2021, Primer)."""
+    return F.relu(x).square()
+
+
+# Functions with names: a model that has them can be pickled.
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "relu2": relu2,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class MLP(nn.Module):
+    """down(activation(up(x))), with one of ACTIVATIONS."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.up_proj = Linear(config.n_embd, config.inner, bias=config.bias)
+        self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
+        self.activation = ACTIVATIONS[config.mlp]
+
+    def forward(self, x: Stream) -> Stream:
+        return self.down_proj(self.activation(self.up_proj(x)))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020, "GLU Variants Improve Transformer", eq. 6)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(config.n_embd, config.inner, config.inner, bias=config.bias)  # both in one product
+        self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Stream) -> Stream:
+        return self.down_proj(self.activation(self.gate_up_proj(x)))
+
+    @staticmethod
+    def activation(gate_up: Float[Tensor, "*lead both"]) -> Float[Tensor, "*lead inner"]:
+        gate, up = gate_up.chunk(2, -1)  # (B, T, 2 inner) -> twice (B, T, inner)
+        return F.silu(gate) * up
+
+
+MLPS = {"swiglu": SwiGLU, **dict.fromkeys(ACTIVATIONS, MLP)}
+# {name: function of the settings that returns a new norm of C channels}
+NORMS = {
+    "rmsnorm": lambda config: RMSNorm(config.n_embd, eps=config.norm_eps),
+    "layernorm": lambda config: LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias),
+}
+
+
+def make_dropout(config: GPTConfig) -> nn.Module:
+    """Return dropout, or at a probability of 0 the identity, whose call is six times as fast."""
+    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each normalised at its input and added to the residual stream."""
+
+    activation_checkpointing = False
+    """Whether training saves x alone and recomputes the rest in the backward pass.
+
+    (Chen et al. 2016.)
+    """
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = NORMS[config.norm](config)
+        self.attention = make_attention(config.at(layer), layer)
+        self.mlp_norm = NORMS[config.norm](config)
+        self.mlp = MLPS[config.mlp](config)
+        self.dropout = make_dropout(config)
+
+    def forward(self, x: Stream, ctx: AttentionContext) -> Stream:
+        # With a cache nothing is recomputed: it would get its rows a second time.
+        if not (self.activation_checkpointing and torch.is_grad_enabled()) or ctx.cache is not None:
+            return self._forward(x, ctx)
+        # Layers also write to the context. The function that is recomputed returns their writings instead: the second
+        # time it must find the context of the first, and torch.compile checkpoints no function that changes an object
+        # of its caller.
+        result = checkpoint(self._forward_written, x, ctx, ctx.loss, dict(ctx.shared), use_reentrant=False)
+        x, ctx.loss, written = result
+        ctx.shared.update(written)
+        return x
+
+    def _forward(self, x: Stream, ctx: AttentionContext) -> Stream:  # model/row.py has the same for one token
+        x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+    def _forward_written(
+        self,
+        x: Stream,
+        ctx: AttentionContext,
+        loss: Tensor | None,
+        shared: dict[str, Tensor],
+    ) -> tuple[Stream, Tensor | None, dict[str, Tensor]]:
+        """Return _forward() of a copy of the context, with its loss and its new shared tensors."""
+        own = replace(ctx, loss=loss, shared=dict(shared))
+        x = self._forward(x, own)
+        return x, own.loss, {name: t for name, t in own.shared.items() if t is not shared.get(name)}
 
 
 class GPT(nn.Module):
@@ -73,14 +178,97 @@ class GPT(nn.Module):
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
         last: return those of the last position alone, (B, 1, V).
 
-        A loss of these logits has no gradient for the indexers of index and dsa, which learn by an auxiliary loss: take
-        that of loss().
+        A loss of these logits has no gradient for the indexers of sparse attention (sparse.py), which learn by an
+        auxiliary loss: take that of loss().
 
         Raises ValueError for more positions than position=learned has embeddings or the cache has room for, and for
         tokens of another shape or beyond the vocabulary; on a GPU, which is not waited for, its kernels assert that.
         """
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache)
         return self.logits(x[:, -1:] if last else x)
+
+    def hidden(
+        self,
+        tokens: Tokens,
+        *,
+        doc_starts: DocStarts = None,
+        cache: KVCache | None = None,
+        ctx: AttentionContext | None = None,
+    ) -> Stream:
+        """Return the residual stream after the last block, before final_norm.
+
+        ctx: the state that the layers share; a caller that passes one in can read their auxiliary loss afterwards.
+        forward() explains the other arguments.
+        """
+        x, ctx = self.embed(tokens, doc_starts, cache, ctx or AttentionContext())
+        for block in self.blocks:
+            x = block(x, ctx)
+        if cache is not None:
+            cache.advance(tokens.size(1))  # only now: all layers write at the same position
+        return x
+
+    def embed(
+        self,
+        tokens: Tokens,
+        doc_starts: DocStarts,
+        cache: KVCache | None,
+        ctx: AttentionContext,
+    ) -> tuple[Stream, AttentionContext]:
+        """Return the input of the blocks: the embedded tokens, and the layers' shared context."""
+        if tokens.ndim != 2 or tokens.is_nested:
+            shape = "nested" if tokens.is_nested else (*tokens.shape,)
+            raise ValueError(f"tokens {shape} need the shape (B, T): tokens[None] is a batch of one text.")
+        T = tokens.size(1)
+        if cache is not None and cache.position == 0:
+            check_places(self.attentions)
+        ctx.tokens = tokens
+        ctx.doc_starts = doc_starts if cache is None else cache.continue_documents(doc_starts, T)
+        ctx.cache = cache
+        ctx.device = self.runtime.device
+
+        # Embed the tokens, and where the settings ask for it their n-grams and positions.
+        x = self.embed_tokens(tokens)  # (B, T) -> (B, T, C)
+        if self.config.ngrams:
+            x = x + self.ngrams(tokens, ctx)
+        if self.config.position == "learned":
+            x = x + self.embed_positions(T, ctx)
+
+        # Layers with rotary positions find their angles in the context.
+        ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
+        return self.dropout(x), ctx
+
+    def embed_tokens(self, tokens: Tokens) -> Stream:
+        """Return the tokens' embeddings.
+
+        Raises ValueError that names an unknown id, where torch's IndexError does not.
+        """
+        try:
+            x = self.token_embedding(tokens)
+        except IndexError:
+            check_ids(self.token_embedding, tokens)
+            raise
+        check_rows(x, tokens)
+        return x
+
+    def embed_positions(self, T: int, ctx: AttentionContext) -> Float[Tensor, "*#B T C"]:
+        """Return the learned embeddings of the positions of T new tokens.
+
+        Positions count from the start of each document. Raises ValueError for more than block_size.
+        """
+        end = ctx.past + T
+        most = self.config.block_size
+        if end > most:
+            raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
+        if ctx.doc_starts is not None:
+            return self.position_embedding(ctx.places().clamp(min=0))  # padding, left of a document, is before 0
+        if is_own(self.position_embedding, nn.Embedding):
+            return self.position_embedding.weight[ctx.past : end]
+        # A hook, an adapter or another module is part of it: it has to be called.
+        return self.position_embedding(torch.arange(ctx.past, end, device=self.device))
+
+    def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
+        """Return the logits of the residual stream x, squashed into ±logit_softcap if that is set."""
+        return capped(self.lm_head(self.final_norm(x)), self.config.logit_softcap)
 
     def loss(
         self,
@@ -157,142 +345,6 @@ class GPT(nn.Module):
         """
         return is_matrix(self.lm_head) and self.lm_head.bias is None
 
-    def hidden(
-        self,
-        tokens: Tokens,
-        *,
-        doc_starts: DocStarts = None,
-        cache: KVCache | None = None,
-        ctx: AttentionContext | None = None,
-        blocks: Sequence[Callable[[Stream, AttentionContext], Stream]] | None = None,
-    ) -> Stream:
-        """Return the residual stream after the last block, before final_norm.
-
-        blocks: called instead of the model's own: those of model/row.py compute the same for a single token.
-        ctx: the state that the layers share; a caller that passes one in can read their auxiliary loss afterwards.
-        forward() explains the other arguments.
-        """
-        if tokens.ndim != 2 or tokens.is_nested:
-            shape = "nested" if tokens.is_nested else (*tokens.shape,)
-            raise ValueError(f"tokens {shape} need the shape (B, T): tokens[None] is a batch of one text.")
-        T = tokens.size(1)
-        if cache is not None and cache.position == 0:
-            self.check_layers()
-
-        # The context that all layers share.
-        ctx = ctx or AttentionContext()
-        ctx.tokens = tokens
-        ctx.doc_starts = doc_starts if cache is None else cache.continue_documents(doc_starts, T)
-        ctx.cache = cache
-        ctx.device = self.runtime.device
-
-        # Embed the tokens, and where the settings ask for it their n-grams and positions.
-        x = self.embed_tokens(tokens)  # (B, T) -> (B, T, C)
-        if self.config.ngrams:
-            x = x + self.ngrams(tokens, ctx)
-        if self.config.position == "learned":
-            x = x + self.embed_positions(T, ctx)
-        x = self.dropout(x)
-
-        # Run the blocks. Layers with rotary positions find their angles in the context.
-        ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
-        for block in blocks or self.blocks:
-            x = block(x, ctx)
-        if cache is not None:
-            cache.advance(T)  # only now: all layers write at the same position
-        return x
-
-    def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
-        """Return the logits of the residual stream x, squashed into ±logit_softcap if that is set."""
-        logits = self.lm_head(self.final_norm(x))
-        cap = self.config.logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
-
-    def embed_tokens(self, tokens: Tokens) -> Stream:
-        """Return the embeddings of ids, of which a CPU's error names none."""
-        try:
-            x = self.token_embedding(tokens)
-            if x.shape[:2] != tokens.shape:
-                problem = f"token_embedding returned {(*x.shape,)} for tokens {(*tokens.shape,)}"
-                raise ValueError(f"{problem}: it has to return a row for each token, also for one that is decoded.")
-            return x
-        except IndexError:
-            # A person may have put a module around the embedding, such as one that learns a soft prompt.
-            embedding = next((part for part in self.token_embedding.modules() if isinstance(part, nn.Embedding)), None)
-            if embedding is None:
-                raise
-            V = embedding.num_embeddings
-            wrong = tokens[(tokens < 0) | (tokens >= V)]
-            if not len(wrong):
-                raise
-            problem = f"token id {wrong[0].item()} is not in the vocabulary of {V} ids, 0 to {V - 1}"
-            raise ValueError(f"{problem}: encode the text by the model's own tokenizer.") from None
-
-    def embed_positions(self, T: int, ctx: AttentionContext) -> Float[Tensor, "*#B T C"]:
-        """Return the learned embeddings of the positions of T new tokens.
-
-        Positions count from the start of each document. Raises ValueError for more than block_size.
-        """
-        end = ctx.past + T
-        most = self.config.block_size
-        if end > most:
-            raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
-        if ctx.doc_starts is not None:
-            return self.position_embedding(ctx.places().clamp(min=0))  # padding, left of a document, is before 0
-        if is_own(self.position_embedding, nn.Embedding):
-            return self.position_embedding.weight[ctx.past : end]
-        # A hook, an adapter or another module is part of it: it has to be called.
-        return self.position_embedding(torch.arange(ctx.past, end, device=self.device))
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return next(self.parameters()).device
-
-    @property
-    def attentions(self) -> list[MultiHeadAttention]:
-        """The attention of each block that the model has now.
-
-        A person may drop, copy, wrap or replace blocks.
-        """
-        found = []
-        for block in self.blocks:
-            parts = [part for part in block.modules() if isinstance(part, MultiHeadAttention)]
-            found += parts[:1]
-        return found
-
-    def check_layers(self) -> None:
-        """Raise ValueError if two layers have one place in a cache, as copies of a block do."""
-        places = [attention.layer_idx for attention in self.attentions]
-        for layer, place in enumerate(places):
-            first = places.index(place)
-            if self.attentions[first] is self.attentions[layer] and first < layer:
-                problem = f"blocks {first} and {layer} are one module, and a cache has a place for each layer"
-                raise ValueError(f"{problem}: make one of them a copy by copy.deepcopy(), then model.number_layers().")
-            if first < layer:
-                problem = f"blocks {first} and {layer} have one place in a cache, layer_idx={place}"
-                raise ValueError(f"{problem}: number them by model.number_layers().")
-
-    def number_layers(self) -> None:
-        """Give each layer the place in a cache that it has in the stack.
-
-        It is needed after blocks were copied.
-        """
-        for layer, attention in enumerate(self.attentions):
-            for module in (attention, *attention.modifiers.values()):
-                module.layer_idx = layer
-
-    @property
-    def longest_context(self) -> int | None:
-        """The maximum length of the context: block_size, or None if there is no limit.
-
-        There is none if every layer keeps a state of fixed size and positions are not learned.
-        """
-        # The first layer with a KV cache answers: decoding asks before each token.
-        parts = self.blocks.modules()
-        has_kv_cache = any(part.has_kv_cache for part in parts if isinstance(part, MultiHeadAttention))
-        return self.config.block_size if has_kv_cache or self.config.position == "learned" else None
-
     @torch.no_grad()
     def initialize(self) -> None:
         """Draw the weights of embeddings and linear layers from torch's generator.
@@ -331,10 +383,42 @@ class GPT(nn.Module):
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.parameters()).device
 
-def uncompiled(model: Any) -> Any:
-    """Return the model that torch.compile() was given, or the model itself."""
-    return getattr(model, "_orig_mod", model)
+    @property
+    def attentions(self) -> list[MultiHeadAttention]:
+        """The attention of each block that the model has now.
+
+        A person may drop, copy, wrap or replace blocks.
+        """
+        found = []
+        for block in self.blocks:
+            parts = [part for part in block.modules() if isinstance(part, MultiHeadAttention)]
+            found += parts[:1]
+        return found
+
+    def number_layers(self) -> None:
+        """Give each layer the place in a cache that it has in the stack.
+
+        It is needed after blocks were copied.
+        """
+        for layer, attention in enumerate(self.attentions):
+            for module in (attention, *attention.modifiers.values()):
+                module.layer_idx = layer
+
+    @property
+    def longest_context(self) -> int | None:
+        """The maximum length of the context: block_size, or None if there is no limit.
+
+        There is none if every layer keeps a state of fixed size and positions are not learned.
+        """
+        # The first layer with a KV cache answers: decoding asks before each token.
+        parts = self.blocks.modules()
+        has_kv_cache = any(part.has_kv_cache for part in parts if isinstance(part, MultiHeadAttention))
+        return self.config.block_size if has_kv_cache or self.config.position == "learned" else None
 
 
 def check_targets(tokens: Tokens, targets: Tokens) -> None:
@@ -342,18 +426,6 @@ def check_targets(tokens: Tokens, targets: Tokens) -> None:
     if targets.shape != tokens.shape:
         problem = f"targets {(*targets.shape,)} need the shape of tokens {(*tokens.shape,)}"
         raise ValueError(f"{problem}: those of ids (B, T + 1) are ids[:, 1:], and their tokens ids[:, :-1].")
-
-
-def tie_again(model: GPT, keys: Any) -> None:
-    """Tie lm_head to the embedding after weights were loaded.
-
-    load_state_dict(assign=True) makes two equal weights of one, of which a step would move each by itself.
-    """
-    embedding = getattr(model.token_embedding, "weight", None)  # a module around it may have none
-    if embedding is None or type(model.lm_head) is not Linear or model.lm_head.weight is embedding:
-        return
-    if embedding.is_meta or torch.equal(model.lm_head.weight, embedding):
-        model.lm_head.weight = embedding
 
 
 @dataclass
@@ -365,105 +437,4 @@ class Runtime:
     largest_chunk: int | None = None
     """The most bytes of float32 logits at a time; None for the default of fused_cross_entropy."""
     device: str | None = None
-    """The type of device for which attention is computed; None for that of the tokens. A plan has another."""
-
-
-class Block(nn.Module):
-    """Attention, then MLP, each normalised at its input and added to the residual stream."""
-
-    activation_checkpointing = False
-    """Whether training saves x alone and recomputes the rest in the backward pass.
-
-    (Chen et al. 2016.)
-    """
-
-    def __init__(self, config: GPTConfig, layer: int) -> None:
-        super().__init__()
-        self.attention_norm = NORMS[config.norm](config)
-        self.attention = make_attention(config.at(layer), layer)
-        self.mlp_norm = NORMS[config.norm](config)
-        self.mlp = MLPS[config.mlp](config)
-        self.dropout = make_dropout(config)
-
-    def forward(self, x: Stream, ctx: AttentionContext) -> Stream:
-        # A second time a cache would have the rows already: with one nothing is computed again.
-        if not (self.activation_checkpointing and torch.is_grad_enabled()) or ctx.cache is not None:
-            return self._forward(x, ctx)
-        # What a layer writes to the context is a result too: it is computed again as it was the first time, and
-        # torch.compile checkpoints no function that changes an object of its caller.
-        result = checkpoint(self._forward_written, x, ctx, ctx.loss, dict(ctx.shared), use_reentrant=False)
-        x, ctx.loss, written = result
-        ctx.shared.update(written)
-        return x
-
-    def _forward(self, x: Stream, ctx: AttentionContext) -> Stream:
-        x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
-
-    def _forward_written(
-        self,
-        x: Stream,
-        ctx: AttentionContext,
-        loss: Tensor | None,
-        shared: dict[str, Tensor],
-    ) -> tuple[Stream, Tensor | None, dict[str, Tensor]]:
-        """Return _forward() of a copy of the context, with its loss and its new shared tensors."""
-        own = replace(ctx, loss=loss, shared=dict(shared))
-        x = self._forward(x, own)
-        return x, own.loss, {name: t for name, t in own.shared.items() if t is not shared.get(name)}
-
-
-def relu2(x: Stream) -> Stream:
-    """The square of ReLU (So et al. 2021, Primer)."""
-    return F.relu(x).square()
-
-
-# Functions with names: a model that has them can be pickled.
-ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
-    "relu2": relu2,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-}
-
-
-class MLP(nn.Module):
-    """down(activation(up(x))), with one of ACTIVATIONS."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.up_proj = Linear(config.n_embd, config.inner, bias=config.bias)
-        self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
-        self.activation = ACTIVATIONS[config.mlp]
-
-    def forward(self, x: Stream) -> Stream:
-        return self.down_proj(self.activation(self.up_proj(x)))
-
-
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020, "GLU Variants Improve Transformer", eq. 6)."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.gate_up_proj = Linear(config.n_embd, config.inner, config.inner, bias=config.bias)  # both in one product
-        self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
-
-    def forward(self, x: Stream) -> Stream:
-        return self.down_proj(self.activation(self.gate_up_proj(x)))
-
-    @staticmethod
-    def activation(gate_up: Float[Tensor, "*lead both"]) -> Float[Tensor, "*lead inner"]:
-        gate, up = gate_up.chunk(2, -1)  # (B, T, 2 inner) -> twice (B, T, inner)
-        return F.silu(gate) * up
-
-
-MLPS = {"swiglu": SwiGLU, **dict.fromkeys(ACTIVATIONS, MLP)}
-# {name: function of the settings that returns a new norm of C channels}
-NORMS = {
-    "rmsnorm": lambda config: RMSNorm(config.n_embd, eps=config.norm_eps),
-    "layernorm": lambda config: LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias),
-}
-
-
-def make_dropout(config: GPTConfig) -> nn.Module:
-    """Return dropout, or at a probability of 0 the identity, whose call is six times as fast."""
-    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+    """The type of device for which attention is computed; None for that of the tokens. dry_run=true has another."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from model.attention import AttentionContext
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT
-from model.layers import eval_mode
+from model.modes import eval_mode
 
 Result = TypeVar("Result")
 Weights = Float[Tensor, "B H T T"]

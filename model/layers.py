@@ -1,24 +1,11 @@
-"""torch's linear layer and norms, faster in decoding; a deterministic cumulative sum."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import RLock
-from typing import Any, TypeGuard, TypeVar
-from weakref import WeakKeyDictionary
+"""torch's linear layer and norms, faster in decoding; dtypes; a cumulative sum."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from model.cpu import FusedRMSNorm, Rows, decodes, multiply, normalize, trains_norm
-
-Own = TypeVar("Own", bound=nn.Module)
-
-
-PLAIN_TYPES = (nn.Parameter, Tensor, FakeTensor)
-"""The types of weights that are numbers alone, or their shapes; quantised ones have others."""
 
 
 class Linear(nn.Linear):
@@ -94,67 +81,3 @@ def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def cumulative_sum(x: Float[Tensor, "*shape"], dim: int) -> Float[Tensor, "*shape"]:
     """Return x.cumsum(dim), by the CPU in deterministic runs: CUDA's is not deterministic."""
     return x.cpu().cumsum(dim).to(x.device) if torch.are_deterministic_algorithms_enabled() else x.cumsum(dim)
-
-
-HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
-"""By which torch calls a module: those of an instance or a class may be replaced."""
-
-
-def is_own(module: nn.Module, cls: type[Own]) -> TypeGuard[Own]:
-    """Return whether a module is of a class, without hooks and replaced methods."""
-    has_hooks = any(getattr(module, hooks) for hooks in HOOKS)
-    is_patched = any(name in CALL or callable(getattr(cls, name, None)) for name in vars(module))
-    return type(module) is cls and not has_hooks and not is_patched
-
-
-def is_matrix(layer: nn.Module) -> TypeGuard[Linear]:
-    """Return whether a layer is its weight and bias alone, which code may then read.
-
-    A hook, an adapter, a quantised weight or another module has to be called.
-    """
-    return is_own(layer, Linear) and type(layer.weight) in PLAIN_TYPES
-
-
-LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-"""A lock for each module whose mode is set for a while."""
-
-
-def lock_of(module: nn.Module) -> Any:
-    """Return the lock that a thread holds while it reads or sets the modes of a module's parts."""
-    return LOCKS.setdefault(module, RLock())
-
-
-@contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module in eval mode, and afterwards it and each part of it in their former modes.
-
-    Other threads that ask for the same wait: they would take eval mode for the former one.
-    """
-    with lock_of(module):
-        modes = [(part, part.training) for part in module.modules()]
-        module.eval()
-        try:
-            yield
-        finally:
-            module.train(modes[0][1])
-            for part, was_training in modes:
-                if part.training != was_training:
-                    part.training = was_training
-
-
-def eval_twin(module: nn.Module) -> nn.Module:
-    """Return a module of the same tensors in eval mode, whose former parts keep their modes.
-
-    Attributes, hooks and parameters are shared, not copied.
-    """
-    twin = module.__class__.__new__(module.__class__)
-    vars(twin).update(vars(module))
-    twin._modules = {name: None if part is None else eval_twin(part) for name, part in module._modules.items()}
-    twin.training = False
-    return twin

@@ -18,9 +18,11 @@ IGNORED = (IGNORE_INDEX, -100)
 LARGEST_CHUNK = {"cpu": 64 << 20}  # bytes of float32 logits at a time; larger products no longer gain
 LARGEST_CHUNK_ON_GPU = 512 << 20
 MOST_ROWS_IN_FP16 = 16_384
-"""Of a chunk on a GPU: a gradient of lm_head sums over them, at most about 10,000 of fp16's 65,504."""
+"""The most tokens of a chunk in fp16 on a GPU. A gradient of lm_head sums over them terms p · x, of which x
+is around 1 after the final norm: the sum stays below fp16's largest number, 65,504.
+"""
 MULTIPLE = {"cuda": 64, "cpu": 16}
-"""Of rows of lm_head, to which zeros are added: products are slow if a matrix has a length like 50,257.
+"""lm_head gets rows of zeros up to a multiple of this: products are slow if a matrix has a length like 50,257.
 
 With 2,048 tokens of 128 channels and 2,049 ids a CPU takes 66 ms for the loss, without padding 85 (AVX2, one thread).
 """
@@ -73,8 +75,7 @@ def nats_of_each(
     for part, wanted in zip(rows.split(size), targets.flatten().split(size), strict=True):
         # The logits of a chunk, without those of the padding.
         logits = F.linear(part, heads)[:, : len(weight)].to(torch.promote_types(dtype, torch.float32))
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
+        logits = capped(logits, softcap)
         hits.append(logits.argmax(-1) == wanted)
 
         # nats = (largest logit - the target's) - ln of the largest probability. An IGNORED target has no id: take 0.
@@ -95,6 +96,11 @@ def nats_of_logits(
     ids = targets.long().masked_fill(~scored, 0)
     log_p = upcast(logits).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
     return -log_p.where(scored, 0.0), logits.argmax(-1) == targets
+
+
+def capped(logits: Float[Tensor, "*shape"], softcap: float | None) -> Float[Tensor, "*shape"]:
+    """Return logits squashed into ±softcap (Gemma 2, 2024), if that is set."""
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def scored_places(targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
@@ -131,9 +137,10 @@ def chunk_loss_and_gradient(
     ids: int,
     cap: float | None,
 ) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Float[Tensor, "N rows"]]:
-    """Return each token's loss, and its derivatives by x · head.
+    """Return each token's loss, and its derivatives by its logits.
 
-    The derivatives are (N, 1) by the target's product, and (N, rows) by all others.
+    The first are those by the target's logit. The second are those by all logits, except that the target's is not
+    reduced by 1 yet: the caller writes the first there.
 
     heads: one row per id, then rows of padding.
     """
@@ -186,30 +193,30 @@ class _SummedNats(torch.autograd.Function):
         heads = padded(weight.to(dtype))
         size = chunk_length(rows, ids, largest_chunk)
         summed = torch.zeros((), device=x.device)
-        to_x = torch.empty_like(rows)
-        to_heads = torch.zeros_like(heads, dtype=torch.promote_types(weight.dtype, torch.float32))
+        grad_x = torch.empty_like(rows)
+        grad_heads = torch.zeros_like(heads, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in (slice(first, first + size) for first in range(0, len(rows), size)):
             nats, at_target, slope = loss_and_gradient(rows[part], heads, targets[part], ids, softcap)
-            # Each row's derivative by its target's product. scatter_() would convert all of a bf16 matrix, and back.
+            # Each row's derivative by its target's logit. scatter_() would convert all of a bf16 matrix, and back.
             slope[torch.arange(len(slope), device=x.device), targets[part, 0]] = at_target[:, 0]
             summed = summed + (nats * scored[part]).sum()
-            torch.mm(slope, heads, out=to_x[part])
+            torch.mm(slope, heads, out=grad_x[part])
             counted = rows[part] * scored[part]
-            if to_heads.dtype == dtype:
-                to_heads.addmm_(slope.mT, counted)
+            if grad_heads.dtype == dtype:
+                grad_heads.addmm_(slope.mT, counted)
             else:
-                to_heads += slope.mT @ counted
+                grad_heads += slope.mT @ counted
 
         # The gradient of targets that do not count, or were left out, is 0.
-        to_x = (to_x * scored).to(x.dtype)
+        grad_x = (grad_x * scored).to(x.dtype)
         if leaves_out:
-            to_x = torch.zeros_like(x).masked_scatter_(is_scored[:, None], to_x)
-        ctx.save_for_backward(to_x, to_heads[:ids].to(weight.dtype))
+            grad_x = torch.zeros_like(x).masked_scatter_(is_scored[:, None], grad_x)
+        ctx.save_for_backward(grad_x, grad_heads[:ids].to(weight.dtype))
         return summed
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # by create_graph=True: the second derivatives would be wrong
             raise RuntimeError("the loss has no second derivatives: take F.cross_entropy of the logits")
-        to_x, to_weight = ctx.saved_tensors
-        return to_x * upstream, to_weight * upstream, None, None, None, None
+        grad_x, grad_weight = ctx.saved_tensors
+        return grad_x * upstream, grad_weight * upstream, None, None, None, None

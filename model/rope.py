@@ -101,7 +101,7 @@ class Rope(NamedTuple):
             scale = whole / (2 * math.log(self.theta))
             first, last = (scale * math.log(self.trained / (turns * 2 * math.pi)) for turns in YARN_TURNS)
             low = max(math.floor(first), 0)
-            high = min(math.ceil(last), self.channels - 1)
+            high = min(math.ceil(last), self.channels - 1)  # the authors' bound; there are half as many planes
             slow = ((plane / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
             temperature = 0.1 * math.log(self.stretch) + 1
         return slow * frequency / self.stretch + (1 - slow) * frequency, temperature
@@ -192,8 +192,8 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
     if torch.compiler.is_compiling():
         # torch's compiler fuses real arithmetic, but has no complex numbers.
         if x.is_cuda:
-            # Heads of a token side by side, as project() writes them and merge() reads them: the compiler stores the
-            # result in the order of this sum, and FlashAttention its own in that of the queries.
+            # Only the layout changes. The compiler stores the result in the order of the axes here, and FlashAttention
+            # its own in that of the queries: with the heads of a token side by side merge() copies nothing.
             pairs = pairs.transpose(-4, -3)  # (…, H, T, D/2, 2) -> (…, T, H, D/2, 2)
             rotation = rotation.unsqueeze(-3) if rotation.ndim == 3 else rotation.transpose(-4, -3)
         a, b = pairs.unbind(-1)

@@ -1,14 +1,15 @@
-"""Decoding one text on a CPU: a token's way through the blocks in few calls.
+"""Decoding: the model in eval mode, and on a CPU a token's short way through its blocks.
 
 A token computes little: besides the weights that it reads, calls of modules and operators set its time. A step here
-computes the same as the layer's forward(). Like an executor of attention it declares what it serves: RMSNorm, linear
-layers, both MLPs, and softmax attention with nothing over its scores but a window. Any other module is called as it
-is: one with modifiers or with RoPE on a part of its channels, and one to which code is attached, such as a hook, an
-adapter, a parametrisation or another forward(). The default model writes 1.5 times as many tokens a second, with
-6 layers of 384 channels 1.3 times (benchmarks/RESULTS.md).
+computes the same as the layer's forward(), for one token of a single text. Like an executor of attention it declares
+what it serves: RMSNorm, linear layers, both MLPs, and softmax attention with nothing over its scores but a window. Any
+other module is called as it is: one with modifiers or with RoPE on a part of its channels, and one to which code is
+attached, such as a hook, an adapter, a parametrisation or another forward(). The default model writes 1.5 times as many
+tokens a second, with 6 layers of 384 channels 1.3 times (benchmarks/RESULTS.md).
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import chain
 from operator import call, itemgetter
 from typing import Any
@@ -21,9 +22,12 @@ from model.attention.call import features
 from model.attention.context import AttentionContext
 from model.attention.layer import MultiHeadAttention
 from model.attention.weighting import PLAIN
+from model.cache import DocStarts, KVCache, Tokens
 from model.cpu import decodes, multiply, normalize
 from model.gpt import GPT, MLP, Block, SwiGLU
-from model.layers import CALL, HOOKS, Linear, RMSNorm, eval_twin, is_own, lock_of
+from model.layers import Linear, RMSNorm
+from model.modes import eval_mode, eval_twin, lock_of
+from model.surgery import CALL, HOOKS, is_own
 
 Token = Float[Tensor, "1 1 C"]
 Step = Callable[[Token], Token]
@@ -94,6 +98,26 @@ class DecodedModel:
             if not is_same:
                 self.prepare()
 
+    def next_logits(self, tokens: Tokens, cache: KVCache, doc_starts: DocStarts = None) -> Float[Tensor, "B V"]:
+        """Return the logits after the last token, in eval mode.
+
+        They are those of model(tokens, doc_starts=doc_starts, cache=cache, last=True). The model keeps its mode, for a
+        caller may train it between two tokens.
+        """
+        self.refresh()
+        model = self.called
+        with eval_mode(model) if self.needs_eval_mode else nullcontext():
+            is_row = tokens.numel() == 1 and doc_starts is None and cache.doc_starts is None
+            steps = self.steps if is_row else None
+            if steps is None:
+                return model(tokens, doc_starts=doc_starts, cache=cache, last=True)[:, 0]
+            # As GPT.hidden() does.
+            x, ctx = model.embed(tokens, doc_starts, cache, AttentionContext())
+            for step in steps:
+                x = step(x, ctx)
+            cache.advance(1)
+            return model.logits(x[:, -1])
+
     @property
     def needs_eval_mode(self) -> bool:
         """Whether parts of the called model are in training mode."""
@@ -101,7 +125,7 @@ class DecodedModel:
 
     @property
     def steps(self) -> list[AttentionStep] | None:
-        """The steps of the blocks, for GPT.hidden(); None if modules have to be called.
+        """The steps of the blocks; None if modules have to be called.
 
         They have to on a GPU and in other types than float32 too.
         """
@@ -128,7 +152,7 @@ def is_watched() -> bool:
 # The functions of classes that the steps stand for.
 OWNERS: list[type] = [Block, MultiHeadAttention, MLP, SwiGLU, Linear, RMSNorm, nn.Linear, nn.Identity, nn.Dropout]
 NAMES = [(owner, name) for owner in OWNERS for name, value in vars(owner).items() if callable(value) and name[0] != "_"]
-NAMES += [(Block, "_forward"), (GPT, "hidden"), (GPT, "logits"), (GPT, "forward")]
+NAMES += [(Block, "_forward"), (GPT, "hidden"), (GPT, "embed"), (GPT, "logits"), (GPT, "forward")]
 NAMES += [(nn.Module, name) for name in CALL]
 METHODS = [(owner, name, getattr(owner, name)) for owner, name in NAMES]
 

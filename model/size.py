@@ -12,7 +12,7 @@ from common.errors import SettingsError
 from model.cache import KVCache
 from model.config import GPTConfig
 from model.gpt import GPT
-from model.layers import eval_mode
+from model.modes import eval_mode
 
 
 class DrawNothing(TorchFunctionMode):

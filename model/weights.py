@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from common.errors import SettingsError
-from model.gpt import GPT, uncompiled
+from model.gpt import GPT
 from model.size import without_weights
+from model.surgery import uncompiled
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from generation.config import SamplingParams
 from generation.generate import generate
 from generation.speed import decode_rate
 from model.heads import head_statistics
-from model.layers import eval_mode
+from model.modes import eval_mode
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 PROMPTS = [[1, 2, 3], [4, 5], [6]]

@@ -7,8 +7,8 @@ from torch import Tensor
 from data.batches import Batch, Dataset, TokenDataset
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT
-from model.layers import eval_mode
 from model.loss import IGNORE_INDEX
+from model.modes import eval_mode
 from runs.metrics import Evaluation
 from training.config import TrainConfig
 from training.device import batch_to_device
@@ -47,7 +47,7 @@ def evaluate(
     the batches among them, and each returns the figures of the whole. The model stays in its mode (train or eval).
     """
     device = next(model.parameters()).device
-    is_task = not isinstance(data, TokenDataset)
+    rows = 1 if isinstance(data, TokenDataset) else 2  # nats, and hits of a task
 
     # The ranks take turns. Keep the nats of each target, in a task its hit too, and its bytes; zeros for the targets
     # that another rank scores.
@@ -60,9 +60,9 @@ def evaluate(
             targets = torch.from_numpy(batch.targets)
             scored = targets != IGNORE_INDEX
             if number % ranks.size == ranks.rank:
-                figures.append(score_batch(model, batch, device, autocast)[: 1 + is_task, scored.to(device)])
+                figures.append(score_batch(model, batch, device, autocast)[:rows, scored.to(device)])
             else:
-                figures.append(torch.zeros(1 + is_task, int(scored.sum()), device=device))
+                figures.append(torch.zeros(rows, int(scored.sum()), device=device))
             sizes.append(lengths[targets[scored]])
 
     # Sum over the ranks.

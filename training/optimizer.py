@@ -37,7 +37,8 @@ ALONE = Ranks()
 
 def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "list[Muon | AdamW]":
     """Return the optimizer config.name of the blocks' matrices, and AdamW for the rest."""
-    # Group the parameters by kind, with the peak rate of each.
+    # Group the parameters by kind, with the peak rate of each. What Muon does not move has two rates: vectors take that
+    # of the embeddings, thin matrices that of lm_head.
     embedding_lr = config.embedding_lr or config.lr
     lm_head_lr = config.lm_head_lr or config.lr
     rates = {"rows": config.lr, "columns": config.lr, "whole": config.lr}
@@ -55,8 +56,9 @@ def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -
 def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
     """Return the parameters by kind.
 
-    rows, columns, whole: weights of the blocks' linear layers, which Muon moves. They have a row, or a column, for each
-        channel of the heads or of the MLP, or neither.
+    rows, columns, whole: weights of the blocks' linear layers, which Muon moves: those with a row for each channel of
+        the heads or of the MLP (CHANNEL_ROWS), down_proj with a column for each channel of the MLP, and the others.
+        o_proj has a column for each channel of the heads, but to cut it cost 0.003 to 0.012 bits per byte.
     thin: other matrices of the blocks, such as a gate's with one row for each head.
     embeddings, lm_head (untied), vectors (of norms, and biases): the rest.
     """
@@ -83,14 +85,17 @@ def with_gradients(group: Group) -> list[tuple[nn.Parameter, Tensor]]:
 
 
 def has_launches(tensor: Tensor) -> bool:
-    """Return whether each operation launches a kernel, which may take longer than its work."""
+    """Return whether each operation on a tensor launches a kernel.
+
+    Few large operations are then faster than many.
+    """
     return not tensor.is_cpu
 
 
 def is_skipped(flag: Tensor) -> bool:
-    """Return whether a CPU's flag says so.
+    """Return whether a step is to be skipped, if that is known without waiting for a GPU.
 
-    That waits for nothing; a plan's fake tensor has no value.
+    A fake tensor, as dry_run=true has them, has no value.
     """
     return type(flag) is Tensor and flag.is_cpu and bool(flag)
 
@@ -136,7 +141,7 @@ class AdamW:
                 state_steps=steps,
                 lr=group["lr"],
                 weight_decay=group["weight_decay"],
-                eps=1e-10,
+                eps=1e-10,  # small beside the gradients of rare tokens' embeddings
                 **self.betas,
                 amsgrad=False,
                 maximize=False,
@@ -149,11 +154,15 @@ class AdamW:
 class Muon:
     """Orthogonalised momentum: every update has singular values near 1 (Jordan et al. 2024).
 
-    An (m, n) matrix moves by √max(1, m/n) times its orthogonalised momentum. But a matrix with a row or a column for
-    each channel of the heads or of the MLP is many narrow maps: slices of `width` channels. Each slice is
-    orthogonalised separately, at a fraction of the cost of the whole. The matrix then moves by √min(1, C/channels)
-    times the result, so that the norm of the update is √C, or √channels where the channels are fewer, as those of the
-    keys of grouped-query attention. Matrices of one shape are one batch, which the ranks divide among them.
+    An (m, n) matrix moves by √max(1, m/n) times its orthogonalised momentum, as o_proj does. But a matrix with a row or
+    a column for each of c channels, those of the heads or of the MLP (split_parameters() says which), is many narrow
+    maps: slices of `width` channels, a head each. Each slice is orthogonalised separately, at a fraction of the cost of
+    the whole. With C = n_embd the matrix then moves by √min(1, C/c) times the result, so that the norm of the update is
+
+        √C            q_proj, up_proj, gate_proj and down_proj, which have at least C channels
+        √c            k_proj and v_proj of grouped-query attention, which have fewer
+
+    Matrices of one shape are one batch, which the ranks divide among them.
     """
 
     grad_scale: Tensor
@@ -186,7 +195,7 @@ class Muon:
                 # Update the momentum; in a skipped step towards itself.
                 momenta = [self.state[weight]["momentum_buffer"] for weight, _ in pairs]
                 gradients = [gradient for _, gradient in pairs]
-                stacks = has_launches(skip)
+                stacks = has_launches(skip)  # a GPU computes on all matrices at once
                 if not stacks:
                     gradients = [gradient / self.grad_scale for gradient in gradients]
                 else:
@@ -212,7 +221,7 @@ class Muon:
 
     def update(self, matrices: Tensor, parts: tuple[int, ...], channels: str) -> Tensor:
         """Return the updates of matrices (N, m, n) at a rate of 1, each part of the rows separately."""
-        # Parts that are cut into the same slices need no separation.
+        # Queries, keys and values of whole heads are cut into the same slices: take them as one matrix.
         slicings = {self.slices(rows, matrices.size(2), channels) for rows in parts}
         if len(parts) > 1 and not (len(slicings) == 1 and all(rows % self.width == 0 for rows in parts)):
             return torch.cat([self.update(part, (part.size(1),), channels) for part in matrices.split(parts, 1)], 1)
@@ -236,15 +245,15 @@ POLAR_EXPRESS = (
 )
 """a, b, c of the second to fifth iteration of "The Polar Express" (Amsel et al. 2025).
 
-They take singular values from 0.008…1.99 to 0.88…1.12, with a safety factor of 1.01 for bf16. The first iteration, left
-out, is for smaller ones.
+In exact arithmetic they take singular values from 0.008…1.99 to 0.88…1.12; a safety factor of 1.01 is for bf16. The
+first iteration, left out, is for smaller ones.
 """
 
 
 def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor:
     """Return (N, m, n) with each slice of `width` rows, or columns, made about semi-orthogonal.
 
-    Singular values of at least 0.4% of the slice's norm become 0.8…1.2.
+    Singular values of at least 0.4% of the slice's norm become 0.8…1.2, rounding in half precision included.
     """
     # In half precision, where that is fast: the result is rough anyway.
     dtype = choose_precision("auto", matrices.device)
@@ -300,6 +309,14 @@ def load_optimizer_state(
         ranks.broadcast_(tensor)
 
 
+# The decay of a learning rate, 1 at the peak and 0 for final_factor, by fractions of the run:
+#
+# left   what is still to come; it falls from `whole` to 0
+# whole  what comes after the warm-up; 1 without one
+#
+# Fractions, not steps: a run that time ends does not know its steps.
+
+
 def stable_then_linear(left: float, whole: float, decay_fraction: float) -> float:
     return min(1.0, left / min(decay_fraction, whole)) if decay_fraction else 1.0
 
@@ -312,12 +329,7 @@ def constant(left: float, whole: float, decay_fraction: float) -> float:
     return 1.0
 
 
-# Each schedule's default steps of the warm-up, and its function after that: 1 is the peak rate, 0 is final_factor.
-#
-# left   the fraction of the run that is still to come; it falls from `whole` to 0
-# whole  the fraction of the run that comes after the warm-up; 1 without one
-#
-# They are fractions, not steps: a run that time ends does not know its steps.
+# Each schedule's default steps of the warm-up, and its decay after that.
 SCHEDULES = {
     "warmup_stable_decay": (10, stable_then_linear),
     "cosine": (100, half_cosine),
@@ -344,7 +356,8 @@ def schedule_factor(
     if step < warmup:
         return (step + 1) / (warmup + 1)
 
-    # Decay, in the fraction of the run that the warm-up left: a step has taken progress / step so far.
+    # Decay. A step took progress / step of the run on average, so the warm-up took `warmup` times that. In a run of a
+    # known number of steps this leaves 1 - warmup / steps.
     whole = 1 - progress * warmup / max(1, step)
     factor = decay(1 - progress, whole, schedule.decay_fraction) if whole > 0 else 1.0
     return schedule.final_factor + (1 - schedule.final_factor) * factor

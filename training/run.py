@@ -87,7 +87,8 @@ class Run:
         config = self.config
         device = self.device.type
         self.max_steps = steps_to_take(config, self.model)
-        self.micro_batch_size = config.micro_batch_size or rank_batch_size(config, self.ranks.size)
+        most = rank_batch_size(config, self.ranks.size)
+        self.micro_batch_size = config.micro_batch_size or most
         # DDP averages the gradients over the ranks, where the sum is wanted.
         self.loss_divisor = config.batch_size * self.data.targets_per_sequence / self.ranks.size
         self.autocast = torch.autocast(device, dtype=self.dtype, enabled=self.dtype != torch.float32)
@@ -164,8 +165,8 @@ class Run:
     def save(self, *, finished: bool = False) -> bool:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
-        If it exists, only its meta.json is written. Returns False, and writes nothing, while the run diverges or if a
-        weight is not finite. Every rank must call.
+        If it exists, only its meta.json is written. Returns False, and writes nothing, if a weight is not finite or
+        the run diverges, unless it is finished. Every rank must call.
         """
         self.check_skipped_steps(finished=finished)
         with self.names_lack_of_memory("a save"):
@@ -195,7 +196,7 @@ class Run:
         return bool(self.ranks.broadcast_object(self.ranks.is_first and self.checkpointer.has(self.progress.step)))
 
     def names_lack_of_memory(self, name: str, smaller: str = "") -> AbstractContextManager[None]:
-        """Name a part of the run, and a setting that makes it smaller, if memory runs out in it."""
+        """Turn a lack of memory inside into an error that names this part of the run and a remedy."""
         remedy = f"set {smaller}" if smaller else "choose a smaller model or model.block_size"
         return memory_errors(f"{name} after step {self.progress.step} needs more memory than there is", remedy)
 

@@ -32,8 +32,8 @@ from model.attention.check import moved_layer, refuse_leak, unreached
 from model.attention.code import explained
 from model.cpu import freed_memory_kept
 from model.gpt import GPT
-from model.layers import eval_mode
 from model.loss import chunk_loss_and_gradient
+from model.modes import eval_mode
 from model.size import count_weights, flops_per_token, without_weights
 from model.weights import load_weights, plain_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
@@ -281,7 +281,7 @@ def try_code(config: TrainConfig) -> None:
             )
 
 
-def try_trained(run: Run) -> None:
+def refuse_learned_leak(run: Run) -> None:
     """Raise SettingsError if layers with a person's file have learned to see later tokens."""
     if run.config.code:
         texts, _ = first_sequences(run.model, run.data)

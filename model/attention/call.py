@@ -27,7 +27,7 @@ Output = Float[Tensor, "*lead H T Dv"]
 # Broadcasts to (…, H, T, S): full rank, or fewer axes.
 Overlay = Shaped[Tensor, "*#lead #H #T #S"] | Shaped[Tensor, "#T #S"] | Shaped[Tensor, "#S"] | Shaped[Tensor, ""]
 Mask = Overlay | None
-Bias = Float[Overlay, ""] | None
+Bias = Float[Overlay, ""] | None  # an Overlay of floats
 Sum = tuple[Float[Tensor, "*#B H T"], Float[Tensor, "*#B H S"]]
 """Rows and columns of a matrix: row_t + column_s."""
 Sink = Float[Tensor, " H"] | Float[Tensor, "B H T"]
@@ -44,7 +44,7 @@ class Indexer(NamedTuple):
     w: Float[Tensor, "B T J"]
     best: int
     learns: bool
-    """Whether it learns to score as the attention weighs."""
+    """Whether a loss teaches it the weights of the attention."""
 
 
 class Relative(NamedTuple):
@@ -66,11 +66,11 @@ class Call(NamedTuple):
     v: Value
     """Keys and values with Hkv heads, each of which H / Hkv query heads share."""
     weighting: Weighting = PLAIN
-    """How scores become weights."""
+    """How scores become weights, softmax by default: weights(scores), after squashed(products); see weighting.py."""
     mask: Bool[Overlay, ""] | None = None
     """True where a query may attend, within causality, window and documents."""
-    sees_later: bool | None = None
-    """True if queries see later keys too. None, as in each field that is not there, if they do not."""
+    is_causal: bool = True
+    """Whether later keys are hidden. False: queries see them, or the mask hides them."""
     doc_starts: Int[Tensor, "B T"] | None = None
     """The first key of each query's document."""
     window: int | None = None
@@ -86,9 +86,11 @@ class Call(NamedTuple):
     indexer: Indexer | None = None
     """The choice of a few keys by an indexer."""
     faded: Float[Tensor, "*lead Hkv S D"] | None = None
-    """Of wall: the running sum of ln α; a position leaves a share α of each channel of earlier keys. See fading.py."""
+    """For keys that fade, as those of the form wall: the running sum of ln α; a position leaves a share α of each
+    channel of earlier keys. See fading.py."""
     tilt: Query | None = None
-    """r of parallax: weights p become p (1 + Σ p r·k - r·k), see local.py."""
+    """For a local line in place of a mean, as in the form parallax: the r that makes p (1 + Σ p r·k - r·k) of weights
+    p. See local.py."""
     dropout_p: float = 0.0
     """The probability of dropping a weight."""
     scale: float | None = None
@@ -101,8 +103,13 @@ REQUIRED = ("q", "k", "v", "weighting")
 
 
 def features(call: Call) -> list[str]:
-    """Return the names of the fields that an executor has to serve, besides REQUIRED."""
+    """Return the names of the fields that an executor has to serve.
+
+    They are those with other values than by default, without REQUIRED.
+    """
     found = [name for name in call._fields if name not in REQUIRED and getattr(call, name) is not None]
+    if call.is_causal:
+        found.remove("is_causal")
     if not call.dropout_p:
         found.remove("dropout_p")
     # A window that all keys fit into hides none. A call that torch.export or jit.trace records has no length.
@@ -120,10 +127,10 @@ def contradiction(call: Call) -> str | None:
     """Return why no code computes a call, whose fields mean nothing together; None if they do."""
     if call.sink is not None and call.weighting.no_sink is not None:
         return f"a sink means nothing under {call.weighting.name}: {call.weighting.no_sink}."
-    if call.window is not None and call.sees_later:
-        return "a window ends at a query's own key: leave out window, or sees_later."
-    if call.faded is not None and call.sees_later:
-        return "keys fade on the way to later queries: leave out faded, or sees_later."
+    if call.window is not None and not call.is_causal:
+        return "a window ends at a query's own key: leave out window, or is_causal=False."
+    if call.faded is not None and not call.is_causal:
+        return "keys fade on the way to later queries: leave out faded, or is_causal=False."
     return None
 
 
@@ -143,7 +150,7 @@ def add_bias(call: Call, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*
 def add_matrix(call: Call, matrix: Float[Tensor, "*#B #H #T S"]) -> Call:
     """Return the call with a bias of any kind added to its scores.
 
-    It forgoes the code that makes no (T, S) matrix.
+    Only code that makes a (T, S) matrix serves it.
     """
     return call._replace(matrix=matrix if call.matrix is None else call.matrix + matrix)
 
@@ -184,8 +191,8 @@ def relative_bias(relative: Relative, S: int) -> Float[Tensor, "B H T S"]:
     # From the farthest key to the query's own.
     nearer = upcast(relative.r) @ upcast(relative.profiles[:, :extent].flip(-1))  # (B, H, T, extent)
 
-    # Shift each row one place further right than the row before: rows that are one number longer than the matrix is
-    # wide do this by themselves.
+    # Shift each row one place further right than the row before. Rows one number longer than the matrix is wide do so
+    # by themselves when they are cut anew: [[a b c 0], [d e f 0]] in rows of 3 is [[a b c], [0 d e]].
     width = T + extent - 1
     rows = F.pad(nearer, (0, width + 1 - extent)).flatten(-2)
     shifted = rows[..., : T * width].unflatten(-1, (T, width))
@@ -194,7 +201,7 @@ def relative_bias(relative: Relative, S: int) -> Float[Tensor, "B H T S"]:
 
 
 def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."] | None:
-    """Return where a query may attend as one matrix, or None if causality alone may hide a key.
+    """Return where a query may attend, as a matrix; None if nothing but causality hides keys.
 
     index: the scores of the call's indexer, if they are there already.
     """
@@ -216,7 +223,7 @@ def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."]
 
 def hides_later(call: Call) -> bool:
     """Return whether causality may hide a key; from a single query, the last, it hides none."""
-    return not call.sees_later and (is_recorded() or call.q.shape[-2] != 1)
+    return call.is_causal and (is_recorded() or call.q.shape[-2] != 1)
 
 
 def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool = False) -> Call:
@@ -232,7 +239,7 @@ def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool =
     v = call.v
     S = k.shape[-2]
     mask = visible_keys(call, index)
-    sees_later = True if mask is not None or not hides_later(call) else None
+    is_causal = mask is None and hides_later(call)  # a mask has causality by now
 
     # The bias, in the type of the scores.
     dtype = torch.promote_types(call.q.dtype, torch.float32)
@@ -250,14 +257,14 @@ def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool =
     if sink is not None and sink_in_front:
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
         faded = None if faded is None else F.pad(faded, (0, 0, 1, 0))
-        column = sink[:, None, None]  # (H, 1, 1)
+        column = sink[:, None, None]  # (H, 1, 1): run_call() has made a sink of each query's own constant
         others = column.new_zeros(len(sink), 1, S) if matrix is None else matrix.expand(*matrix.shape[:-1], S)
         shape = torch.broadcast_shapes(column.shape[:-1], others.shape[:-1])
         matrix = torch.cat((column.expand(*shape, 1), others.expand(*shape, S)), -1)
         if mask is not None:
             mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
         sink = None
-    laid = Call(call.q, k, v, call.weighting, mask, sees_later, matrix=matrix, sink=sink)
+    laid = Call(call.q, k, v, call.weighting, mask, is_causal, matrix=matrix, sink=sink)
     return laid._replace(faded=faded, tilt=call.tilt, dropout_p=call.dropout_p, scale=scale_of(call))
 
 
@@ -281,8 +288,8 @@ def dense(
     S = laid.k.shape[-2]
     mask = laid.mask
     may_see_none = mask is not None
-    if mask is None and not laid.sees_later:
-        # With a key for every query each sees at least its own.
+    if mask is None and laid.is_causal:
+        # With a key for every query each sees at least its own. With fewer keys, T > S, the first queries see none.
         mask = causal_mask(T, S, q.device)
         may_see_none = is_recorded() or T > S
 
@@ -293,7 +300,7 @@ def dense(
     k = repeat_heads(laid.k, H)
     v = repeat_heads(laid.v, H)
     faded = None if laid.faded is None else repeat_heads(laid.faded, H)
-    return laid._replace(k=k, v=v, faded=faded, mask=mask, sees_later=True), has_keys
+    return laid._replace(k=k, v=v, faded=faded, mask=mask, is_causal=False), has_keys
 
 
 def repeat_heads(x: Shaped[Tensor, "*lead Hkv S D"], H: int) -> Shaped[Tensor, "*lead {H} S D"]:

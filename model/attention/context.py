@@ -50,7 +50,8 @@ class AttentionContext:
     def with_loss(cls, device: torch.device) -> "AttentionContext":
         """Return a context in which layers may add to an auxiliary loss.
 
-        It requires a gradient from the start: all compiled blocks then share one graph.
+        It requires a gradient from the start, as it does after the first layer: otherwise torch would compile the first
+        block's graph a second time.
         """
         return cls(loss=torch.zeros((), device=device, requires_grad=True))
 

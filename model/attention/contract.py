@@ -86,11 +86,10 @@ class AttentionFunction:
     ) -> Output:
         check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
         seen = None if mask is None else as_bool(mask)
-        sees_later = None if is_causal else True
-        call = self.call(q, k, v, mask=seen, sees_later=sees_later, matrix=bias, dropout_p=dropout_p, scale=scale)
+        call = self.make_call(q, k, v, mask=seen, is_causal=is_causal, matrix=bias, dropout_p=dropout_p, scale=scale)
         return run_call(call, self.executors)[0]
 
-    def call(self, q: Query, k: Key, v: Value, **fields: Any) -> Call:
+    def make_call(self, q: Query, k: Key, v: Value, **fields: Any) -> Call:
         """Return a call of this function with some fields."""
         call = Call(q, k, v, self.weighting, **fields)
         return add_sink(call, q.new_zeros(q.shape[-3])) if self.null_key else call
@@ -147,9 +146,8 @@ def of_person(source: Callable[..., Output], executor: Executor) -> AttentionFun
 def by_arguments(function: Callable[..., Output], call: Call) -> Output:
     """Compute a call by a function with the arguments above."""
     laid = with_matrices(call, sink_in_front=True)
-    is_causal = not laid.sees_later
     more = {"mask": laid.mask, "bias": laid.matrix, "dropout_p": call.dropout_p, "scale": call.scale}
-    return function(*laid[:3], is_causal=is_causal, **more)
+    return function(*laid[:3], is_causal=laid.is_causal, **more)
 
 
 def named_as(source: Any, weighting: Weighting, executors: Executors, null_key: bool = False) -> AttentionFunction:

@@ -4,11 +4,12 @@ An executor is code that computes whole calls. It declares the fields and the we
 fits: devices, modes, sizes. It never gets a call with a field that it has not declared, so nothing can be dropped in
 silence: a new field of Call goes to nobody until an executor declares it.
 
-folded          torch's FlashAttention; bias, documents and sink are channels and keys (fused.py)
+folded          torch's FlashAttention, on a GPU; bias, documents and sink, if there are any, become channels
+                and keys (fused.py)
 varlen          the same in torch's varlen_attn, which knows a window
 half            short texts in half precision on a CPU, half_weighted with other weights (half.py)
 bmm             short texts on a CPU: the plain products of functions.py
-fused           torch's kernels where causality or nothing lies over the scores (fused.py)
+fused           torch's kernels where causality or nothing lies over the scores, elsewhere (fused.py)
 chunks          long texts by chunks of queries, without a matrix of all scores (chunked.py)
 rows            the definition, by chunks of queries (rows.py)
 fused_matrix    torch's kernels with mask and bias as a matrix
@@ -76,7 +77,7 @@ def obstacle(executor: Executor, call: Call, device: str) -> str | None:
         return f"no {call.weighting.name}"
     unknown = [name for name in features(call) if name not in executor.fields]
     if unknown:
-        return f"no {', '.join(unknown)}"
+        return f"no {', '.join(unknown).replace('is_causal', 'is_causal=False')}"
     if (now := mode()) not in executor.modes:
         return f"not {now}"
     return executor.misfit(call)
@@ -179,7 +180,7 @@ def unless_more(call: Call) -> str | None:
 def unless_aligned(call: Call) -> str | None:
     """torch's causality aligns the first query with the first key; a single query sees all."""
     T, S = lengths(call)
-    fits = call.sees_later or T == S or (T == 1 and not is_recorded())
+    fits = not call.is_causal or T == S or (T == 1 and not is_recorded())
     return None if fits else "S is not T"
 
 
@@ -219,10 +220,10 @@ def index_loss(index: Tensor, laid: Call, has_keys: Tensor | None) -> Float[Tens
     return F.kl_div(found, wanted, reduction="sum")
 
 
-PLAIN = frozenset(("dropout_p", "scale"))
-MATRICES = PLAIN | {
+FIELDS_OF_ALL = frozenset(("dropout_p", "scale"))
+MATRICES = FIELDS_OF_ALL | {
     "mask",
-    "sees_later",
+    "is_causal",
     "doc_starts",
     "window",
     "bias",
@@ -244,7 +245,7 @@ def of_steps(compute: Callable[[Call], Output]) -> Executor:
 FOLDED = Executor(
     name="folded",
     run=folded,
-    fields=PLAIN | {"doc_starts", "bias", "sink"},
+    fields=FIELDS_OF_ALL | {"doc_starts", "bias", "sink"},
     devices=("cuda",),
     modes=UNRECORDED,
     misfit=unless_whole,
@@ -279,13 +280,13 @@ BMM = of_steps(functions.bmm)._replace(
 FUSED = Executor(
     name="fused",
     run=fused,
-    fields=PLAIN | {"sees_later"},
+    fields=FIELDS_OF_ALL | {"is_causal"},
     misfit=unless_aligned,
 )
 CHUNKS = Executor(
     name="chunks",
     run=chunked,
-    fields=PLAIN | {"doc_starts", "bias", "window", "sink"},
+    fields=FIELDS_OF_ALL | {"doc_starts", "bias", "window", "sink"},
     weightings=tuple(WITH_PASSES.values()),
     devices=("cpu", "cuda"),
     modes=UNRECORDED,

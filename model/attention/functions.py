@@ -14,8 +14,8 @@ Each is a function of one call:
     call.dropout_p                 the probability of dropping a weight, 0 outside training
 
 and returns (…, H, T, Dv). The mask has all that hides a key: no function adds causality by itself.
-call.dense() turns causality, windows, documents and other fields of a layer's call into mask and matrix; forms.py says
-which of these functions a form is, and which faster code stands in for it: executors.py chooses.
+A layer's call has more: causality, windows, documents. The function dense() of call.py turns all of it into mask and
+matrix before one of these runs. forms.py says which of them a form is; executors.py chooses it, or faster code.
 """
 
 import torch
@@ -142,7 +142,8 @@ def weights_of(call: Call, products: Tensor | None = None) -> Scores:
     if call.sink is None:
         weights = call.weighting.weights(scores)
     else:
-        # One more key takes weight from the others, and gives nothing.
+        # One more key takes weight from the others, and gives nothing. Its score is (H,): run_call() has made that of
+        # each query's own constant.
         sink = call.sink[:, None, None].expand(*scores.shape[:-1], 1)
         weights = call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
     if call.tilt is None:

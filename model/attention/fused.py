@@ -40,11 +40,11 @@ def fused(call: Call) -> Output:
     Dv = v.shape[-1]
     scale = scale_of(call)
     # A single query sees every key. But one that is recorded stands for more.
-    is_causal = not call.sees_later and (is_recorded() or T != 1)
+    is_causal = call.is_causal and (is_recorded() or T != 1)
     if not is_causal and T == 1 and Hkv != H and not q.is_cpu:
         # Decoding: query heads that share a key head become queries of one head, and no key is copied.
         grouped = q.unflatten(-3, (Hkv, -1)).squeeze(-2)  # (…, H, 1, D) -> (…, Hkv, H/Hkv, D)
-        y = fused(Call(grouped, k, v, sees_later=True, dropout_p=call.dropout_p, scale=scale))
+        y = fused(Call(grouped, k, v, is_causal=False, dropout_p=call.dropout_p, scale=scale))
         return y.flatten(-3, -2).unsqueeze(-2)  # (…, Hkv, H/Hkv, Dv) -> (…, H, 1, Dv)
 
     if Dv != D and (q.is_cpu or flash_takes(q, max(D, Dv))):

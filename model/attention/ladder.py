@@ -16,7 +16,8 @@ from model.attention.layer import Heads, MultiHeadAttention, Stream
 from model.attention.registry import FORMS, form
 from model.attention.weighting import PLAIN
 from model.config import POSITION_SETTINGS, AttentionConfig
-from model.layers import Linear, is_matrix
+from model.layers import Linear
+from model.surgery import is_matrix
 
 
 class OneHead(MultiHeadAttention):

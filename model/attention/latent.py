@@ -15,8 +15,9 @@ from model.attention.context import AttentionContext
 from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.registry import form
 from model.config import AttentionConfig
-from model.layers import Linear, RMSNorm, is_matrix, rms_norm
+from model.layers import Linear, RMSNorm, rms_norm
 from model.rope import Pope, Rope, rotate
+from model.surgery import is_matrix
 
 
 def refuse_pope(config: AttentionConfig) -> Pope:

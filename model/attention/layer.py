@@ -11,7 +11,13 @@ attend    softmax(q kᵀ / √D + bias) v, or the form's own weights; modifiers 
 finish    let modifiers change each head's result
 merge     the heads into one change to the residual stream
 
-Modifiers are small changes to a layer (modifiers.py); attention=sdpa has none, attention=sdpa+gate has one.
+The layer does not compute attention itself: attend() passes the call to run_call() of executors.py, and that to the
+first code that serves all of it. It may be torch's fused kernel, or the definition: dense() of call.py makes a mask of
+causality and the rest, and functions.py has the formula.
+
+Modifiers are small changes to a layer; attention=sdpa has none, attention=sdpa+gate has one. Each is an object with
+three hooks, mix(), score() and finish(), which change nothing unless it overrides them: the class Modifier of
+modifiers.py.
 """
 
 import math
@@ -35,11 +41,12 @@ from model.rope import Pope, Rope, rotate
 
 NORM_EPS = 1e-6
 Stream = Float[Tensor, "*lead T C"]
+# T new tokens, S with those in the cache. Keys have E channels and values F, which differ from D in some forms.
 Keys = Float[Tensor, "B _ S E"]
-"""Keys; under MLA their width differs from the queries'."""
-Heads = tuple[Query, Keys, Value]
 NewKeys = Float[Tensor, "B _ T E"]
 NewValues = Float[Tensor, "B _ T F"]
+Heads = tuple[Query, Keys, Value]
+"""The queries, keys and values of T new tokens."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -57,7 +64,7 @@ class MultiHeadAttention(nn.Module):
     modifiable: ClassVar[tuple[str, ...]] = (*SETTINGS.values(), *PARTS)
     """The parts that modifiers may change."""
     unused_settings: ClassVar[tuple[str, ...]] = ("score_softcap", "latent_size", "allow_neg_eigval")
-    """Settings without effect in this form."""
+    """Settings without effect in this form: those that only other forms read."""
     has_kv_cache = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
     has_plain_weights = False
@@ -83,6 +90,7 @@ class MultiHeadAttention(nn.Module):
         self.n_head = self.query_heads = config.n_head  # a modifier may give each head more queries
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_channels
+        # A weighting of the scores, and the executors that may compute it, the fastest first: see contract.py.
         named = FORMS[config.form]
         self.function = as_attention_function(function or (FORMS["sdpa"] if isinstance(named, type) else named))
         self.scale: float | None = None  # of the scores; None: 1/√D
@@ -102,7 +110,9 @@ class MultiHeadAttention(nn.Module):
             config = replace(config, qk_norm=False)
         queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
         if queries_per_head > 1:
-            self.make_projections(config)  # to be replaced: a seed then draws the weights of earlier versions
+            # Made a second time below. This time only advances torch's generator as earlier versions did, so that other
+            # layers' initial weights, and the dropout of their runs, stay the same for a seed.
+            self.make_projections(config)
             self.query_heads *= queries_per_head
         self.make_projections(config)
         self.phase = None
@@ -143,19 +153,6 @@ class MultiHeadAttention(nn.Module):
         # Merge the heads into a change to the residual stream.
         return self.merge(y)  # (B, H, T, D) -> (B, T, C)
 
-    def weights(self, x: Stream, ctx: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
-        """Return the weights of forward(x) without dropout and cache, for pictures and statistics.
-
-        Those of the T positions of x among themselves, if the context has a cache.
-        """
-        ctx = ctx or AttentionContext()
-        mask = ctx.mask
-        doc_starts = ctx.doc_starts
-        if ctx.past:
-            mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., ctx.past :]
-            doc_starts = None if doc_starts is None else (doc_starts - ctx.past).clamp(min=0)
-        return self.heads(x, replace(ctx, cache=None, mask=mask, doc_starts=doc_starts, weights_only=True))
-
     def heads(self, x: Stream, ctx: AttentionContext) -> Output:
         """Return the result of each head, or its weights if ctx.weights_only."""
         self.check(x, ctx)
@@ -179,8 +176,8 @@ class MultiHeadAttention(nn.Module):
         if ctx.cache is not None and self.has_kv_cache:
             keys, values = self.update_cache(k, v, ctx)  # (B, Hkv, T, D) -> (B, Hkv, S, D)
 
-        # Call: all that the result depends on, with mask, documents, window and bias. It hides later keys by itself:
-        # executors.run_call() chooses the code that computes it, which is causal or makes a mask by call.dense().
+        # Call: all that the result depends on, with mask, documents, window and bias. It is causal: the code that
+        # computes it hides later keys, or makes a mask.
         call = self.make_call(q, keys, values, ctx)
 
         # Attend: softmax(q kᵀ / √D + bias) v, or the form's own weights.
@@ -192,19 +189,6 @@ class MultiHeadAttention(nn.Module):
                 y = modifier.finish(y, v, x, ctx)
         return y
 
-    def check(self, x: Stream, ctx: AttentionContext) -> None:
-        """Raise ValueError if the context does not fit x or this layer."""
-        B, T, _ = x.shape
-        if not self.has_onnx and is_recorded() and torch.onnx.is_in_onnx_export():
-            # It would lose the guards by which torch.export binds a program to some lengths.
-            raise ValueError(f"attention={self.form} cannot be exported to ONNX for texts of every length.")
-        if ctx.mask is not None:
-            if not self.accepts_mask:
-                raise ValueError("a form or modifier that sums up or shifts the past takes no mask: pass doc_starts.")
-            check_broadcast("mask", ctx.mask, (B, self.n_head, T, ctx.past + T))
-        if ctx.doc_starts is not None and ctx.doc_starts.shape != (B, T):
-            raise ValueError(f"doc_starts {tuple(ctx.doc_starts.shape)} need the shape (B, T) of x {tuple(x.shape)}.")
-
     def project(self, x: Stream) -> Heads:
         """Return the queries, keys and values of x, normalised if the layer has QK-norm."""
         # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
@@ -212,7 +196,12 @@ class MultiHeadAttention(nn.Module):
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v
 
-    def rotate(self, heads: Query, ctx: AttentionContext, phase: Tensor | None = None) -> NewKeys:
+    def rotate(
+        self,
+        heads: Query,
+        ctx: AttentionContext,
+        phase: Tensor | None = None,
+    ) -> Float[Tensor, "*lead H T E"]:
         """Rotate queries or keys by their positions, if the layer has RoPE or PoPE.
 
         phase: that of keys under PoPE.
@@ -258,13 +247,13 @@ class MultiHeadAttention(nn.Module):
             if dropped:
                 mask = mask[..., -span:]
             if mask.ndim > 2 and mask.shape[-3] > 1:
-                # The mask has a row for each head. A head of diff has two queries, which share it.
+                # The mask has a row for each head, and a modifier may have given the head several queries.
                 mask = repeat_heads(mask, self.query_heads)
         doc_starts = ctx.doc_starts
         if doc_starts is not None and dropped:
             doc_starts = (doc_starts - dropped).clamp(min=0)
 
-        call = self.function.call(
+        call = self.function.make_call(
             q,
             k,
             v,
@@ -289,7 +278,7 @@ class MultiHeadAttention(nn.Module):
         """Compute a call by the first executor of the form that serves all of it: see executors.py."""
         executors = self.function.executors
         if ctx.weights_only:
-            # The values are T wide, to which torch's kernels would pad queries and keys: take the definition.
+            # The values are T wide, to which torch's kernels would pad queries and keys. The last is the definition.
             executors = executors[-1:]
         y, loss = run_call(call, executors, ctx.device)  # the loss of an indexer, else None
         if loss is not None and ctx.loss is not None:
@@ -299,6 +288,32 @@ class MultiHeadAttention(nn.Module):
     def merge(self, y: Output) -> Stream:
         """Join the heads' results and project them: a change to the residual stream."""
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, H·D) -> (B, T, C)
+
+    def check(self, x: Stream, ctx: AttentionContext) -> None:
+        """Raise ValueError if the context does not fit x or this layer."""
+        B, T, _ = x.shape
+        if not self.has_onnx and is_recorded() and torch.onnx.is_in_onnx_export():
+            # It would lose the guards by which torch.export binds a program to some lengths.
+            raise ValueError(f"attention={self.form} cannot be exported to ONNX for texts of every length.")
+        if ctx.mask is not None:
+            if not self.accepts_mask:
+                raise ValueError("a form or modifier that sums up or shifts the past takes no mask: pass doc_starts.")
+            check_broadcast("mask", ctx.mask, (B, self.n_head, T, ctx.past + T))
+        if ctx.doc_starts is not None and ctx.doc_starts.shape != (B, T):
+            raise ValueError(f"doc_starts {tuple(ctx.doc_starts.shape)} need the shape (B, T) of x {tuple(x.shape)}.")
+
+    def weights(self, x: Stream, ctx: AttentionContext | None = None) -> Float[Tensor, "B H T T"]:
+        """Return the weights of forward(x) without dropout and cache, for pictures and statistics.
+
+        Those of the T positions of x among themselves, if the context has a cache.
+        """
+        ctx = ctx or AttentionContext()
+        mask = ctx.mask
+        doc_starts = ctx.doc_starts
+        if ctx.past:
+            mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., ctx.past :]
+            doc_starts = None if doc_starts is None else (doc_starts - ctx.past).clamp(min=0)
+        return self.heads(x, replace(ctx, cache=None, mask=mask, doc_starts=doc_starts, weights_only=True))
 
     def flops(self, block_size: int) -> float:
         """Return the floating-point operations of attention per token of a forward pass.

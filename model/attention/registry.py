@@ -26,9 +26,10 @@ MODIFIERS: dict[str, Any] = {}
 PARTS = ("queries", "keys", "values", "scores", "result")
 """The parts of a layer that a modifier may change."""
 SETTINGS = {"window": "window", "nope": "rotation"}
-"""Modifiers that are settings of a layer in a pattern, and the part that they change.
+"""Modifiers without a class, and the part that they change.
 
-config.py has the settings.
+They are settings of single layers in a pattern, as in sdpa+window/sdpa+nope: a window, and no positions (no RoPE).
+config.py has them.
 """
 
 

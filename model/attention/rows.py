@@ -20,7 +20,7 @@ CUT_BY_ROWS = (
 )
 """The fields of a call that chunks_of() knows.
 
-Not sees_later: the last key that a chunk keeps tells the place of its last query, from which distances are counted.
+Not is_causal=False: the last key that a chunk keeps tells the place of its last query, from which distances count.
 """
 Compute = Callable[[Call], Output]
 

@@ -1,0 +1,47 @@
+"""Eval mode for a while, also of a model that another thread trains."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+"""A lock for each module whose mode is set for a while."""
+
+
+def lock_of(module: nn.Module) -> Any:
+    """Return the lock that a thread holds while it reads or sets the modes of a module's parts."""
+    return LOCKS.setdefault(module, RLock())
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module in eval mode, and afterwards it and each part of it in their former modes.
+
+    Other threads that ask for the same wait: they would take eval mode for the former one.
+    """
+    with lock_of(module):
+        modes = [(part, part.training) for part in module.modules()]
+        module.eval()
+        try:
+            yield
+        finally:
+            module.train(modes[0][1])
+            for part, was_training in modes:
+                if part.training != was_training:
+                    part.training = was_training
+
+
+def eval_twin(module: nn.Module) -> nn.Module:
+    """Return a module of the same tensors in eval mode, whose former parts keep their modes.
+
+    Attributes, hooks and parameters are shared, not copied.
+    """
+    twin = module.__class__.__new__(module.__class__)
+    vars(twin).update(vars(module))
+    twin._modules = {name: None if part is None else eval_twin(part) for name, part in module._modules.items()}
+    twin.training = False
+    return twin

@@ -1,0 +1,91 @@
+"""A model that a person has changed: parts hooked, wrapped, replaced, copied or dropped.
+
+Code may read the weight of a module, or stand for its forward(), only while the module is as its class made it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from model.layers import Linear
+
+Own = TypeVar("Own", bound=nn.Module)
+
+PLAIN_TYPES = (nn.Parameter, Tensor, FakeTensor)
+"""The types of weights that are numbers alone, or their shapes; quantised ones have others."""
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
+"""By which torch calls a module: those of an instance or a class may be replaced."""
+
+
+def is_own(module: nn.Module, cls: type[Own]) -> TypeGuard[Own]:
+    """Return whether a module is of a class, without hooks and replaced methods."""
+    has_hooks = any(getattr(module, hooks) for hooks in HOOKS)
+    is_patched = any(name in CALL or callable(getattr(cls, name, None)) for name in vars(module))
+    return type(module) is cls and not has_hooks and not is_patched
+
+
+def is_matrix(layer: nn.Module) -> TypeGuard[Linear]:
+    """Return whether a layer is its weight and bias alone, which code may then read.
+
+    A hook, an adapter, a quantised weight or another module has to be called.
+    """
+    return is_own(layer, Linear) and type(layer.weight) in PLAIN_TYPES
+
+
+def uncompiled(model: Any) -> Any:
+    """Return the model that torch.compile() was given, or the model itself."""
+    return getattr(model, "_orig_mod", model)
+
+
+def tie_again(model: Any, keys: Any) -> None:
+    """Tie lm_head to the embedding after weights were loaded.
+
+    load_state_dict(assign=True) unties them: two equal weights, which would then be trained apart.
+    """
+    embedding = getattr(model.token_embedding, "weight", None)  # a module around it may have none
+    if embedding is None or type(model.lm_head) is not Linear or model.lm_head.weight is embedding:
+        return
+    if embedding.is_meta or torch.equal(model.lm_head.weight, embedding):
+        model.lm_head.weight = embedding
+
+
+def check_places(layers: Sequence[Any]) -> None:
+    """Raise ValueError if two layers have one place in a cache, as copies of a block do."""
+    places = [layer.layer_idx for layer in layers]
+    for number, place in enumerate(places):
+        first = places.index(place)
+        if layers[first] is layers[number] and first < number:
+            problem = f"blocks {first} and {number} are one module, and a cache has a place for each layer"
+            raise ValueError(f"{problem}: make one of them a copy by copy.deepcopy(), then model.number_layers().")
+        if first < number:
+            problem = f"blocks {first} and {number} have one place in a cache, layer_idx={place}"
+            raise ValueError(f"{problem}: number them by model.number_layers().")
+
+
+def check_rows(x: Tensor, tokens: Tensor) -> None:
+    """Raise ValueError unless an embedding, perhaps a person's, returned a row for each token."""
+    if x.shape[:2] != tokens.shape:
+        problem = f"token_embedding returned {(*x.shape,)} for tokens {(*tokens.shape,)}"
+        raise ValueError(f"{problem}: it has to return a row for each token, also for one that is decoded.")
+
+
+def check_ids(embedding: nn.Module, tokens: Tensor) -> None:
+    """Raise ValueError for an id that the vocabulary does not have."""
+    # A person may have put a module around the embedding, such as one that learns a soft prompt.
+    table = next((part for part in embedding.modules() if isinstance(part, nn.Embedding)), None)
+    if table is None:
+        return
+    V = table.num_embeddings
+    wrong = tokens[(tokens < 0) | (tokens >= V)]
+    if len(wrong):
+        problem = f"token id {wrong[0].item()} is not in the vocabulary of {V} ids, 0 to {V - 1}"
+        raise ValueError(f"{problem}: encode the text by the model's own tokenizer.") from None
