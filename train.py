@@ -44,11 +44,11 @@ def train(config: TrainConfig, threads: int | None = None) -> float:
     """
     with (
         open_run(config, threads) as run,  # data, model, optimizers and progress, new or resumed
-        Loggers(run, Report) as loggers,  # the terminal, metrics.jsonl, the page
+        Loggers(run, Report) as loggers,  # the terminal, metrics.jsonl, the page (which training/ does not import)
         explain_failures(run),  # errors of the device, as sentences
         fast_products(run.device, run.dtype),  # the fastest float32 products that are exact enough
     ):
-        config = run.config  # with the text's vocabulary; what became of auto is in run.device, run.dtype, run.compiled
+        config = run.config  # with the text's vocabulary
         progress = run.progress
         while True:
             run.exit_on_signal()  # after Ctrl-C or SIGTERM; it saves first
@@ -128,7 +128,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
     run.save()
     max_tokens = evaluation_tokens(run.config, run.progress.step if finished else None)
     with run_eagerly(run.compiled):  # each of the many shapes would compile
-        refuse_learned_leak(run)  # an attention of one's own may have learned to see later tokens
+        refuse_learned_leak(run)  # a person's attention (code=FILE) may have learned to see later tokens
         result = evaluate_run(run, max_tokens)
         is_saved = run.is_saved()
         record_evaluation(run, result, max_tokens, is_saved)
@@ -137,9 +137,9 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
         if run.ranks.is_first:  # which alone logs them
             sample = write_sample(run)
             if finished and run.config.sample_tokens:
-                with run.names_lack_of_memory("the measurement of decoding", "sample_tokens=0"):
+                with run.memory_errors_of("the measurement of decoding", "sample_tokens=0"):
                     run.decode_rate = decode_rate(run.model)
-        with run.names_lack_of_memory("the measurement of the heads"):  # by the loggers, for the page
+        with run.memory_errors_of("the measurement of the heads"):  # by the loggers, for the page
             loggers.on_evaluation(result, sample)
     # Save the result. The checkpoint has the weights already: only its meta.json is written.
     if is_saved or finished:
@@ -150,7 +150,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
 def evaluate_run(run: Run, max_tokens: int) -> Evaluation:
     """Score the model on at most `max_tokens` inputs of the validation split."""
     batch_size = run.config.eval_batch_size or run.micro_batch_size
-    with run.names_lack_of_memory("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else ""):
+    with run.memory_errors_of("the evaluation", f"eval_batch_size={batch_size // 2}" if batch_size > 1 else ""):
         return evaluate(run.model, run.data, batch_size, run.autocast, run.ranks, max_tokens)
 
 
@@ -177,7 +177,7 @@ def write_sample(run: Run) -> str:
     if not config.sample_tokens or not run.data.tokenizer:
         return ""
     try:
-        with run.names_lack_of_memory("the sample", "sample_tokens=0"):
+        with run.memory_errors_of("the sample", "sample_tokens=0"):
             prompt = config.sample_prompt
             text = generate_text(run.model, run.data.tokenizer, prompt, max_new_tokens=config.sample_tokens)
             return "".join(text)

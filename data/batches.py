@@ -3,9 +3,16 @@
 A sequence is block_size + 1 tokens in a row. All but the last are the inputs, all but the first their targets: each
 input's target is the token after it.
 
-    tokens    7 3 9 9 2 5 8 …     for block_size = 4
+    tokens    7 3 9 9 2 5 8 …     with a block_size of 4
     inputs    7 3 9 9
     targets     3 9 9 2           the last is the first input of the sequence that follows in the text
+
+Within an epoch, which takes every sequence once, a batch is this:
+
+    offset, order = draw_epoch(seed, epoch, count, room)  # where the first of `count` sequences begins, and their order
+    first_tokens = [offset + number * block_size for number in order[start:stop]]
+    sequences = np.stack([tokens[first : first + block_size + 1] for first in first_tokens])  # (B, block_size + 1)
+    inputs, targets = sequences[:, :-1], sequences[:, 1:]  # (B, T)
 
 A step takes batch_size sequences. Nothing is remembered from one step to the next. So a resumed run continues exactly,
 and the processes that share a step divide its sequences without communication.
@@ -72,9 +79,9 @@ class TokenDataset:
 
     def first_token(self, number: int) -> int:
         """Return the position in the text at which the run's training sequence `number` begins."""
-        # An epoch has one sequence fewer than fit, so that its first one may begin at any of the first block_size
-        # tokens, or later if the text has a remainder: of 1,000 tokens 6 sequences of 128, from one of the first 232
-        # tokens on. A text with room for a single sequence keeps it.
+        # An epoch has one sequence fewer than fit, which leaves places for its offset: 7 of 128 fit into 1,000 tokens.
+        # Six leave 1,000 - 768 = 232 tokens, at any of which the first one may begin. A text with room for one keeps
+        # it.
         count = max(1, len(self.train) // self.block_size - 1)
         epoch, place = divmod(number, count)
         # The last target of the last sequence is token offset + count * block_size, which must be in the text.
@@ -88,8 +95,9 @@ class TokenDataset:
         One shorter sequence at the end has the rest. Without max_tokens every token but the first is a target once.
         """
         targets = len(self.val) - 1
+        fitting = targets // self.block_size  # sequences in the whole text
         count, rest = divmod(self.validation_tokens(max_tokens), self.block_size)
-        first_tokens = [number * (targets // self.block_size) // count * self.block_size for number in range(count)]
+        first_tokens = [(number * fitting // count) * self.block_size for number in range(count)]
         for first in range(0, count, batch_size):
             yield self.batch(sequences_at(self.val, first_tokens[first : first + batch_size], self.block_size + 1))
         # The rest is shorter than the others, so it fills a batch alone.

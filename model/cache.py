@@ -60,8 +60,8 @@ class KVCache:
     def position(self) -> int:
         """The number of positions that have been read.
 
-        Set it to an earlier one to go back, as by crop(), or after a pass of a layer alone to the end of its rows.
-        Raises ValueError where rows would be missing.
+        Set it to an earlier one to go back, as by crop(). If a layer is used without a GPT, its caller sets it to the
+        end of the rows after each pass. Raises ValueError where rows would be missing.
         """
         return self._position
 

@@ -1,11 +1,18 @@
 """The GPT: token embedding, a stack of blocks, final norm, language-model head.
 
-A block is attention, then an MLP.
+Without the settings that add something, this is the model and its loss:
+
+    x = token_embedding(tokens)  # (B, T) -> (B, T, C)
+    for block in blocks:
+        x = x + block.attention(block.attention_norm(x))
+        x = x + block.mlp(block.mlp_norm(x))
+    logits = lm_head(final_norm(x))  # (B, T, V)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from model.attention import make_attention
 from model.attention.context import AttentionContext
@@ -24,7 +30,8 @@ from model.config import GPTConfig
 from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
-from model.surgery import check_ids, check_places, check_rows, is_matrix, is_own, tie_again
+from model.recompute import recomputed
+from model.surgery import check_ids, check_places, check_rows, is_matrix, is_untouched, tie_again
 
 Stream = Float[Tensor, "B T C"]
 
@@ -51,7 +58,7 @@ class MLP(nn.Module):
         self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
         self.activation = ACTIVATIONS[config.mlp]
 
-    def forward(self, x: Stream) -> Stream:
+    def forward(self, x: Stream) -> Stream:  # model/row.py has the same for one token
         return self.down_proj(self.activation(self.up_proj(x)))
 
 
@@ -63,7 +70,7 @@ class SwiGLU(nn.Module):
         self.gate_up_proj = Linear(config.n_embd, config.inner, config.inner, bias=config.bias)  # both in one product
         self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Stream) -> Stream:
+    def forward(self, x: Stream) -> Stream:  # model/row.py has the same for one token
         return self.down_proj(self.activation(self.gate_up_proj(x)))
 
     @staticmethod
@@ -89,10 +96,7 @@ class Block(nn.Module):
     """Attention, then MLP, each normalised at its input and added to the residual stream."""
 
     activation_checkpointing = False
-    """Whether training saves x alone and recomputes the rest in the backward pass.
-
-    (Chen et al. 2016.)
-    """
+    """Whether training saves x alone and recomputes the rest in the backward pass."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -104,31 +108,13 @@ class Block(nn.Module):
 
     def forward(self, x: Stream, ctx: AttentionContext) -> Stream:
         # With a cache nothing is recomputed: it would get its rows a second time.
-        if not (self.activation_checkpointing and torch.is_grad_enabled()) or ctx.cache is not None:
-            return self._forward(x, ctx)
-        # Layers also write to the context. The function that is recomputed returns their writings instead: the second
-        # time it must find the context of the first, and torch.compile checkpoints no function that changes an object
-        # of its caller.
-        result = checkpoint(self._forward_written, x, ctx, ctx.loss, dict(ctx.shared), use_reentrant=False)
-        x, ctx.loss, written = result
-        ctx.shared.update(written)
-        return x
+        if self.activation_checkpointing and torch.is_grad_enabled() and ctx.cache is None:
+            return recomputed(self._forward, x, ctx)
+        return self._forward(x, ctx)
 
     def _forward(self, x: Stream, ctx: AttentionContext) -> Stream:  # model/row.py has the same for one token
         x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
-
-    def _forward_written(
-        self,
-        x: Stream,
-        ctx: AttentionContext,
-        loss: Tensor | None,
-        shared: dict[str, Tensor],
-    ) -> tuple[Stream, Tensor | None, dict[str, Tensor]]:
-        """Return _forward() of a copy of the context, with its loss and its new shared tensors."""
-        own = replace(ctx, loss=loss, shared=dict(shared))
-        x = self._forward(x, own)
-        return x, own.loss, {name: t for name, t in own.shared.items() if t is not shared.get(name)}
 
 
 class GPT(nn.Module):
@@ -261,7 +247,7 @@ class GPT(nn.Module):
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
         if ctx.doc_starts is not None:
             return self.position_embedding(ctx.places().clamp(min=0))  # padding, left of a document, is before 0
-        if is_own(self.position_embedding, nn.Embedding):
+        if is_untouched(self.position_embedding, nn.Embedding):
             return self.position_embedding.weight[ctx.past : end]
         # A hook, an adapter or another module is part of it: it has to be called.
         return self.position_embedding(torch.arange(ctx.past, end, device=self.device))
@@ -280,9 +266,9 @@ class GPT(nn.Module):
     ) -> Float[Tensor, ""]:
         """Return the loss -Σ log p(target) in nats: F.cross_entropy of the logits, summed.
 
-        It is computed by chunks of tokens (model/loss.py), so that no tensor holds all the logits; if lm_head is no
-        matrix alone, of its logits. In training mode its gradient is also that of the auxiliary loss which layers may
-        add.
+        It is computed by chunks of tokens (model/loss.py), so that no tensor holds all the logits. If lm_head is more
+        than a matrix (has_plain_head), it is that of the full logits. In training mode its gradient is also that of the
+        auxiliary loss which layers may add.
 
         targets: the tokens that follow; those of -1 (ours) and -100 (torch's) do not count.
         forward() explains the other arguments.
@@ -415,7 +401,7 @@ class GPT(nn.Module):
 
         There is none if every layer keeps a state of fixed size and positions are not learned.
         """
-        # The first layer with a KV cache answers: decoding asks before each token.
+        # any() stops at the first layer that has one: decoding asks before each token.
         parts = self.blocks.modules()
         has_kv_cache = any(part.has_kv_cache for part in parts if isinstance(part, MultiHeadAttention))
         return self.config.block_size if has_kv_cache or self.config.position == "learned" else None

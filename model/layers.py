@@ -15,13 +15,14 @@ class Linear(nn.Linear):
     """
 
     starts_at_zero = False
-    """Whether a GPT sets its weights to zero."""
+    """Whether a GPT sets its weights to zero at the beginning."""
 
     def __init__(self, in_features: int, *parts: int, bias: bool) -> None:
         super().__init__(in_features, sum(parts), bias)
         self.parts = parts
 
     def forward(self, x: Rows) -> Float[Tensor, "*lead N"]:
+        # A CPU's shortcut for a single token, with the same result. A quantised weight is of another type.
         if decodes(x) and type(self.weight) is nn.Parameter:
             return multiply(x, self.weight, self.bias)
         return super().forward(x)

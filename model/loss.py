@@ -137,12 +137,13 @@ def chunk_loss_and_gradient(
     ids: int,
     cap: float | None,
 ) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Float[Tensor, "N rows"]]:
-    """Return each token's loss, and its derivatives by its logits.
+    """Return each token's loss, and what its derivatives by the logits are made of.
 
-    The first are those by the target's logit. The second are those by all logits, except that the target's is not
-    reduced by 1 yet: the caller writes the first there.
+    nats       -ln p of the target
+    at_target  its derivative by the target's logit, p - 1
+    slope      those by all other logits, p; at the target the caller puts at_target in its place
 
-    heads: one row per id, then rows of padding.
+    Both are multiplied by the derivative of the cap, if there is one. heads: one row per id, then rows of padding.
     """
     # The logits, −∞ for the padding.
     logits = F.linear(x, heads).to(torch.promote_types(x.dtype, torch.float32))

@@ -47,7 +47,7 @@ class Rope(NamedTuple):
     stretch: float = 1.0
     trained: float = 0.0
     whole: int = 0
-    """The channels over which the frequencies go from fast to slow; 0 for those that are rotated."""
+    """D in the frequencies θ^(-2i/D): a head's channels where only a part of them is rotated; 0 for `channels`."""
 
     @classmethod
     def of(cls, config: AttentionConfig, head_dim: int) -> "Rope":
@@ -101,7 +101,7 @@ class Rope(NamedTuple):
             scale = whole / (2 * math.log(self.theta))
             first, last = (scale * math.log(self.trained / (turns * 2 * math.pi)) for turns in YARN_TURNS)
             low = max(math.floor(first), 0)
-            high = min(math.ceil(last), self.channels - 1)  # the authors' bound; there are half as many planes
+            high = min(math.ceil(last), self.channels - 1)  # as the authors' code has it; no plane is so high
             slow = ((plane / 2 - low) / max(high - low, 0.001)).clamp(0, 1)
             temperature = 0.1 * math.log(self.stretch) + 1
         return slow * frequency / self.stretch + (1 - slow) * frequency, temperature

@@ -27,7 +27,7 @@ from model.cpu import decodes, multiply, normalize
 from model.gpt import GPT, MLP, Block, SwiGLU
 from model.layers import Linear, RMSNorm
 from model.modes import eval_mode, eval_twin, lock_of
-from model.surgery import CALL, HOOKS, is_own
+from model.surgery import CALL, HOOKS, is_untouched
 
 Token = Float[Tensor, "1 1 C"]
 Step = Callable[[Token], Token]
@@ -68,11 +68,11 @@ class DecodedModel:
         # A twin in eval mode spares the model a change of its mode. Code that is attached to a module may know it by
         # its identity, or belong to it: then the module itself has to be called.
         self.trains = any(module.training for module in modules)
-        is_bare = all(is_own(module, type(module)) and is_known(type(module)) for module in modules)
+        is_bare = all(is_untouched(module, type(module)) and is_known(type(module)) for module in modules)
         self.has_twin = self.trains and is_bare
         self.called: Any = eval_twin(self.model) if self.has_twin else self.model
         self.blocks = None
-        if not self.called.training and is_own(self.called, GPT):
+        if not self.called.training and is_untouched(self.called, GPT):
             self.blocks = [block_step(block) for block in self.called.blocks]
 
     def current_state(self) -> list[Any]:
@@ -158,7 +158,7 @@ METHODS = [(owner, name, getattr(owner, name)) for owner, name in NAMES]
 
 
 def block_step(block: nn.Module) -> Any:
-    if not is_own(block, Block) or not is_identity(block.dropout):
+    if not is_untouched(block, Block) or not is_identity(block.dropout):
         return block
     attention_norm = norm_step(block.attention_norm)
     attention = attention_step(block.attention)
@@ -173,11 +173,11 @@ def block_step(block: nn.Module) -> Any:
 
 
 def is_identity(dropout: nn.Module) -> bool:
-    return is_own(dropout, nn.Identity) or (is_own(dropout, nn.Dropout) and not dropout.training)
+    return is_untouched(dropout, nn.Identity) or (is_untouched(dropout, nn.Dropout) and not dropout.training)
 
 
 def norm_step(norm: nn.Module) -> Step:
-    if not is_own(norm, RMSNorm) or not has_plain(norm, "weight"):
+    if not is_untouched(norm, RMSNorm) or not has_plain(norm, "weight"):
         return norm
     weight = norm.weight
     eps = norm.eps
@@ -185,7 +185,7 @@ def norm_step(norm: nn.Module) -> Step:
 
 
 def linear_step(linear: nn.Module) -> Step:
-    if not is_own(linear, Linear) or not has_plain(linear, "weight", "bias"):
+    if not is_untouched(linear, Linear) or not has_plain(linear, "weight", "bias"):
         return linear
     weight = linear.weight
     bias = linear.bias
@@ -202,9 +202,9 @@ def has_plain(module: nn.Module, *names: str) -> bool:
 
 
 def mlp_step(mlp: nn.Module) -> Step:
-    if is_own(mlp, SwiGLU):
+    if is_untouched(mlp, SwiGLU):
         up = linear_step(mlp.gate_up_proj)
-    elif is_own(mlp, MLP):
+    elif is_untouched(mlp, MLP):
         up = linear_step(mlp.up_proj)
     else:
         return mlp
@@ -215,11 +215,11 @@ def mlp_step(mlp: nn.Module) -> Step:
 
 def serves(layer: MultiHeadAttention) -> bool:
     """Return whether attention_step() knows all that a layer does."""
-    if not is_own(layer, MultiHeadAttention) or layer.modifiers or layer.pope is not None:
+    if not is_untouched(layer, MultiHeadAttention) or layer.modifiers or layer.pope is not None:
         return False
     norms = layer.q_norm, layer.k_norm
-    is_normed = all(is_own(norm, RMSNorm) and has_plain(norm, "weight") for norm in norms)
-    is_bare = all(is_own(norm, nn.Identity) for norm in norms)
+    is_normed = all(is_untouched(norm, RMSNorm) and has_plain(norm, "weight") for norm in norms)
+    is_bare = all(is_untouched(norm, nn.Identity) for norm in norms)
     if not is_bare and not (is_normed and layer.q_norm.eps == layer.k_norm.eps):
         return False
     if layer.rope is not None and layer.rope.channels < layer.head_dim:

@@ -1,6 +1,7 @@
 """A model that a person has changed: parts hooked, wrapped, replaced, copied or dropped.
 
-Code may read the weight of a module, or stand for its forward(), only while the module is as its class made it.
+Code may read the weight of a module, or stand for its forward(), only while the module is as its class made it. The
+loss by chunks, for example, reads lm_head.weight, and would leave out an adapter of LoRA.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from model.layers import Linear
 
-Own = TypeVar("Own", bound=nn.Module)
+Module = TypeVar("Module", bound=nn.Module)
 
 PLAIN_TYPES = (nn.Parameter, Tensor, FakeTensor)
 """The types of weights that are numbers alone, or their shapes; quantised ones have others."""
@@ -26,7 +27,7 @@ CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
 """By which torch calls a module: those of an instance or a class may be replaced."""
 
 
-def is_own(module: nn.Module, cls: type[Own]) -> TypeGuard[Own]:
+def is_untouched(module: nn.Module, cls: type[Module]) -> TypeGuard[Module]:
     """Return whether a module is of a class, without hooks and replaced methods."""
     has_hooks = any(getattr(module, hooks) for hooks in HOOKS)
     is_patched = any(name in CALL or callable(getattr(cls, name, None)) for name in vars(module))
@@ -38,7 +39,7 @@ def is_matrix(layer: nn.Module) -> TypeGuard[Linear]:
 
     A hook, an adapter, a quantised weight or another module has to be called.
     """
-    return is_own(layer, Linear) and type(layer.weight) in PLAIN_TYPES
+    return is_untouched(layer, Linear) and type(layer.weight) in PLAIN_TYPES
 
 
 def uncompiled(model: Any) -> Any:

@@ -396,7 +396,7 @@ def test_softmax1_keeps_its_null_key_under_a_window_on_a_gpu():
     """It was lost once: the fast kernel knew windows, but of the key only the form knew."""
     call = make(("window",), PLAIN, torch.bfloat16, 70, 70, 0).call
     softmax1 = FORMS["softmax1"]
-    plain, more = call, softmax1.make_call(*call[:3], window=call.window)
+    plain, more = call, softmax1.new_call(*call[:3], window=call.window)
     found = run_call(more, softmax1.executors, "cuda")[0]
     near(found, definition(more), 2e-2, "softmax1")
     assert (found - run_call(plain, OF_WEIGHTING, "cuda")[0]).abs().max() > 0.1
@@ -409,7 +409,7 @@ def test_a_null_key_beside_a_sink_adds_1_and_the_sinks_exponential_to_the_denomi
     q, k, v = torch.randn(3, B, H, 9, D, dtype=torch.float64).unbind()
     sink = torch.randn(H, dtype=torch.float64)
     softmax1 = FORMS["softmax1"]
-    y, _ = run_call(add_sink(softmax1.make_call(q, k, v), sink), softmax1.executors)
+    y, _ = run_call(add_sink(softmax1.new_call(q, k, v), sink), softmax1.executors)
     scores = (q @ k.mT / math.sqrt(D)).masked_fill(torch.ones(9, 9).triu(1) > 0, -math.inf).exp()
     near(y, scores / (scores.sum(-1, keepdim=True) + 1 + sink[:, None, None].exp()) @ v, 1e-12, "softmax1 with a sink")
 
@@ -447,9 +447,9 @@ def test_large_scores_in_half_precision_are_as_exact_as_in_float32(name, dtype, 
     function = of_weighting(Softcap(CAP)) if form == "softcap" else FORMS[form]
     given = {"bias": (torch.randn(1, H, T), torch.randn(1, H, T))} if more == "bias" else {}
     given |= {"sink": torch.randn(H)} if more == "sink" else {}
-    call = function.make_call(q, k, v, **given)
+    call = function.new_call(q, k, v, **given)
     double = {name: tuple(t.double() for t in x) if name == "bias" else x.double() for name, x in given.items()}
     exact = FORMS["loop"] if form in ("matmul", "einsum", "bmm", "sdpa") else function
-    wanted = run_call(exact.make_call(q.double(), k.double(), v.double(), **double), exact.executors)[0]
+    wanted = run_call(exact.new_call(q.double(), k.double(), v.double(), **double), exact.executors)[0]
     for executor in able(call):
         near(compute(executor, call), wanted, most, executor.name)

@@ -157,7 +157,7 @@ def test_calls_that_no_kernel_serves_without_a_matrix_go_elsewhere(monkeypatch):
         (Call(*qkv(bf16), bias=bias, doc_starts=STARTS, window=20), VARLEN),
         (Call(*qkv(bf16), window=20, dropout_p=0.1), WEIGHTED),  # no dropout
         (Call(*qkv(bf16), window=20, sink=sink), WEIGHTED),  # a key out of the window
-        (FORMS["softmax1"].make_call(*qkv(bf16), window=20), WEIGHTED),  # whose null key is one
+        (FORMS["softmax1"].new_call(*qkv(bf16), window=20), WEIGHTED),  # whose null key is one
         (Call(*qkv(bf16), window=T, sink=sink), FOLDED),
         (Call(*qkv(bf16, D=256), window=20), WEIGHTED),  # too wide
         (Call(*qkv(bf16), mask=mask), WEIGHTED),

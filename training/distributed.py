@@ -118,9 +118,11 @@ class Ranks:
         return whole[: len(rows)]
 
     def wait_for_all(self, place: str, every: float = 1.0) -> None:
-        """Wait until all ranks have come to a place, for hours if need be: no collective does.
+        """Wait until all ranks have come to a place, for hours if need be.
 
-        Those of another machine may still prepare its text. every: seconds between two looks.
+        Another machine may still prepare the text, and a collective would end after half an hour.
+
+        place: a name that is used once. every: seconds between two looks.
         """
         if not self.launched:
             return
@@ -133,8 +135,8 @@ class Ranks:
     def leave(self) -> None:
         """Leave the process group, which NCCL warns of otherwise. Let nothing refer to DDP any more."""
         if self.launched and dist.is_initialized():
-            # DDP is in a cycle. Collected later, it would be the last to hold the group, whose end waits for gloo's
-            # threads with Python's lock held, which they may wait for.
+            # DDP is in a cycle of references and holds the group. Collect it now: if the group ended in a later
+            # collection, it would wait for gloo's threads with Python's lock held, and these for the lock, for ever.
             gc.collect()
             dist.destroy_process_group()
 

@@ -15,7 +15,7 @@ from training.device import batch_to_device
 from training.distributed import Ranks
 
 ALONE = Ranks()
-MEASURED_TOKENS = 512  # enough to tell heads apart, in a hundredth of an evaluation's time
+MEASURED_TOKENS = 512  # for the page's maps of heads: enough to tell them apart, in a hundredth of an evaluation's time
 # Inputs that an evaluation reads while training; eval.py reads all.
 FEWEST_TOKENS = 1 << 14
 MOST_TOKENS = 1 << 19

@@ -28,29 +28,13 @@ class Group(TypedDict):
     weight_decay: float
 
 
-# Layers whose weights have a row for each channel of the heads or of the MLP.
+MATRICES = ("rows", "columns", "whole")
+"""The kinds of parameters that Muon moves: see split_parameters()."""
 CHANNEL_ROWS = ("qkv_proj", "q_proj", "k_proj", "v_proj", "gate_up_proj", "up_proj")
+"""Layers whose weights have a row for each channel of the heads or of the MLP."""
 
 State = dict[nn.Parameter, dict[str, Tensor]]
 ALONE = Ranks()
-
-
-def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "list[Muon | AdamW]":
-    """Return the optimizer config.name of the blocks' matrices, and AdamW for the rest."""
-    # Group the parameters by kind, with the peak rate of each. What Muon does not move has two rates: vectors take that
-    # of the embeddings, thin matrices that of lm_head.
-    embedding_lr = config.embedding_lr or config.lr
-    lm_head_lr = config.lm_head_lr or config.lr
-    rates = {"rows": config.lr, "columns": config.lr, "whole": config.lr}
-    rates |= {"embeddings": embedding_lr, "lm_head": lm_head_lr, "thin": lm_head_lr, "vectors": embedding_lr}
-    parameters = split_parameters(model)
-    groups = []
-    for kind, lr in rates.items():
-        decay = config.weight_decay if kind != "vectors" else 0.0
-        groups.append(Group(params=parameters[kind], peak_lr=lr, lr=lr, weight_decay=decay))
-
-    rest = [group for group in groups[3:] if group["params"]]
-    return [OPTIMIZERS[config.name](groups[:3], config, model, ranks), AdamW(rest, config)]
 
 
 def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
@@ -58,7 +42,7 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
 
     rows, columns, whole: weights of the blocks' linear layers, which Muon moves: those with a row for each channel of
         the heads or of the MLP (CHANNEL_ROWS), down_proj with a column for each channel of the MLP, and the others.
-        o_proj has a column for each channel of the heads, but to cut it cost 0.003 to 0.012 bits per byte.
+        o_proj has a column for each channel of the heads, but in slices it ended 0.003 to 0.012 bits per byte worse.
     thin: other matrices of the blocks, such as a gate's with one row for each head.
     embeddings, lm_head (untied), vectors (of norms, and biases): the rest.
     """
@@ -72,11 +56,30 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
         elif id(parameter) in matrices:
             kind = "rows" if layer in CHANNEL_ROWS else "columns" if layer == "down_proj" else "whole"
         elif part == "blocks":
-            kind = "embeddings" if layer == "embedding" else "thin"
+            kind = "embeddings" if layer == "embedding" else "thin"  # value_embedding has one in a block
         else:
             kind = "lm_head" if part == "lm_head" else "embeddings"
         by_kind[kind].append(parameter)
     return by_kind
+
+
+def make_optimizers(model: GPT, config: OptimizerConfig, ranks: Ranks = ALONE) -> "list[Muon | AdamW]":
+    """Return the optimizer config.name of the blocks' matrices, and AdamW for the rest."""
+    # A group for each kind of parameters, with its peak rate. What Muon does not move has two rates: vectors take that
+    # of the embeddings, thin matrices that of lm_head.
+    embedding_lr = config.embedding_lr or config.lr
+    lm_head_lr = config.lm_head_lr or config.lr
+    rates = dict.fromkeys(MATRICES, config.lr)
+    rates |= {"embeddings": embedding_lr, "lm_head": lm_head_lr, "thin": lm_head_lr, "vectors": embedding_lr}
+    parameters = split_parameters(model)
+    groups = {}
+    for kind, lr in rates.items():
+        decay = config.weight_decay if kind != "vectors" else 0.0
+        groups[kind] = Group(params=parameters[kind], peak_lr=lr, lr=lr, weight_decay=decay)
+
+    matrices = [groups.pop(kind) for kind in MATRICES]
+    rest = [group for group in groups.values() if group["params"]]
+    return [OPTIMIZERS[config.name](matrices, config, model, ranks), AdamW(rest, config)]
 
 
 def with_gradients(group: Group) -> list[tuple[nn.Parameter, Tensor]]:
@@ -152,15 +155,16 @@ class AdamW:
 
 
 class Muon:
-    """Orthogonalised momentum: every update has singular values near 1 (Jordan et al. 2024).
+    """Muon moves a matrix by its orthogonalised momentum (Jordan et al. 2024).
 
-    An (m, n) matrix moves by √max(1, m/n) times its orthogonalised momentum, as o_proj does. But a matrix with a row or
-    a column for each of c channels, those of the heads or of the MLP (split_parameters() says which), is many narrow
-    maps: slices of `width` channels, a head each. Each slice is orthogonalised separately, at a fraction of the cost of
-    the whole. With C = n_embd the matrix then moves by √min(1, C/c) times the result, so that the norm of the update is
+    With the singular value decomposition U S Vᵀ of the momentum it moves by U Vᵀ: all singular values become 1, so that
+    a few large directions do not hide the others. orthogonalize() finds that about, by products of matrices alone.
 
-        √C            q_proj, up_proj, gate_proj and down_proj, which have at least C channels
-        √c            k_proj and v_proj of grouped-query attention, which have fewer
+    An (m, n) matrix moves by √max(1, m/n) times it. Matrices with a row or a column for each of c channels, those of
+    the heads or of the MLP, are cut first (split_parameters() says which): into c / width slices of `width` channels, a
+    head each, that are orthogonalised separately, at a fraction of the cost of the whole. A slice then has the norm
+    √width, and all of them √c. The matrix moves by √min(1, C/c) times that, with C = n_embd: its update has the norm
+    √C, or √c if that is less, as for the keys and values of grouped-query attention.
 
     Matrices of one shape are one batch, which the ranks divide among them.
     """
@@ -309,7 +313,8 @@ def load_optimizer_state(
         ranks.broadcast_(tensor)
 
 
-# The decay of a learning rate, 1 at the peak and 0 for final_factor, by fractions of the run:
+# The decay of a learning rate after its warm-up: 1 is the peak rate, 0 final_factor times it. The arguments are
+# fractions of the run:
 #
 # left   what is still to come; it falls from `whole` to 0
 # whole  what comes after the warm-up; 1 without one
@@ -329,7 +334,7 @@ def constant(left: float, whole: float, decay_fraction: float) -> float:
     return 1.0
 
 
-# Each schedule's default steps of the warm-up, and its decay after that.
+# The most steps that each schedule's warm-up has by default (it has a tenth of the run at most), and its decay.
 SCHEDULES = {
     "warmup_stable_decay": (10, stable_then_linear),
     "cosine": (100, half_cosine),
@@ -356,8 +361,8 @@ def schedule_factor(
     if step < warmup:
         return (step + 1) / (warmup + 1)
 
-    # Decay. A step took progress / step of the run on average, so the warm-up took `warmup` times that. In a run of a
-    # known number of steps this leaves 1 - warmup / steps.
+    # Decay. A step took progress / step of the run on average, so the warm-up took `warmup` times that: of 100 steps
+    # with 10 of warm-up the rest is 0.9.
     whole = 1 - progress * warmup / max(1, step)
     factor = decay(1 - progress, whole, schedule.decay_fraction) if whole > 0 else 1.0
     return schedule.final_factor + (1 - schedule.final_factor) * factor

@@ -72,7 +72,7 @@ class Run:
     micro_batch_size: int = field(init=False)
     """Sequences in one forward pass."""
     loss_divisor: float = field(init=False)
-    """The number of targets in a global batch, divided by that of the ranks."""
+    """The number of targets in a global batch, divided by the number of ranks."""
     autocast: torch.autocast = field(init=False)
     """Context of the forward pass, in which products have type dtype."""
     scaler: GradScaler = field(init=False)
@@ -166,10 +166,11 @@ class Run:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
         If it exists, only its meta.json is written. Returns False, and writes nothing, if a weight is not finite or
-        the run diverges, unless it is finished. Every rank must call.
+        the run diverges. A finished run that diverged is written, or refused by check_skipped_steps(). Every rank must
+        call.
         """
         self.check_skipped_steps(finished=finished)
-        with self.names_lack_of_memory("a save"):
+        with self.memory_errors_of("a save"):
             return self._save(finished)
 
     def _save(self, finished: bool) -> bool:
@@ -195,7 +196,7 @@ class Run:
         """Return whether this step's checkpoint has been written; every rank must call."""
         return bool(self.ranks.broadcast_object(self.ranks.is_first and self.checkpointer.has(self.progress.step)))
 
-    def names_lack_of_memory(self, name: str, smaller: str = "") -> AbstractContextManager[None]:
+    def memory_errors_of(self, name: str, smaller: str = "") -> AbstractContextManager[None]:
         """Turn a lack of memory inside into an error that names this part of the run and a remedy."""
         remedy = f"set {smaller}" if smaller else "choose a smaller model or model.block_size"
         return memory_errors(f"{name} after step {self.progress.step} needs more memory than there is", remedy)

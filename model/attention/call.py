@@ -85,6 +85,7 @@ class Call(NamedTuple):
     """The score of one more key, whose value is zero: (H,), or (B, H, T) if each query has its own."""
     indexer: Indexer | None = None
     """The choice of a few keys by an indexer."""
+    # Of single forms; skip these two at first.
     faded: Float[Tensor, "*lead Hkv S D"] | None = None
     """For keys that fade, as those of the form wall: the running sum of ln α; a position leaves a share α of each
     channel of earlier keys. See fading.py."""
@@ -112,7 +113,8 @@ def features(call: Call) -> list[str]:
         found.remove("is_causal")
     if not call.dropout_p:
         found.remove("dropout_p")
-    # A window that all keys fit into hides none. A call that torch.export or jit.trace records has no length.
+    # A window that all keys fit into hides none. While torch.export or jit.trace records a call, sizes stand for any
+    # number: keep the window then.
     if call.window is not None and not is_recorded() and call.window >= call.k.shape[-2]:
         found.remove("window")
     return found
@@ -166,38 +168,6 @@ def add_sink(call: Call, score: Sink) -> Call:
     a, b = (each[:, None] if each.ndim == 1 else each for each in (call.sink, score))  # (H, 1) or (B, H, T)
     joint = torch.logaddexp(a, b)
     return call._replace(sink=joint[:, 0] if joint.ndim == 2 else joint)
-
-
-def with_constant_sink(call: Call) -> Call:
-    """Return the same call with a sink of score 0 in place of each query's own.
-
-    A softmax does not see a number that is added to all scores of a row: of (z, b) and (z - b, 0) it makes the same
-    weights. So do the others that know a sink, and the code for a sink and a bias serves this one too.
-    """
-    if call.sink is None or call.sink.ndim == 1:
-        return call
-    H = call.q.shape[-3]
-    S = call.k.shape[-2]
-    constant = call._replace(sink=call.sink.new_zeros(H))
-    return add_bias(constant, -call.sink, call.sink.new_zeros(H, S))
-
-
-def relative_bias(relative: Relative, S: int) -> Float[Tensor, "B H T S"]:
-    """Return the bias of each query and key by their distance, in float32 at least."""
-    T = relative.r.shape[-2]
-    extent = relative.profiles.shape[-1]
-    if not is_recorded():  # a recorded call has no length
-        extent = min(extent, S)
-    # From the farthest key to the query's own.
-    nearer = upcast(relative.r) @ upcast(relative.profiles[:, :extent].flip(-1))  # (B, H, T, extent)
-
-    # Shift each row one place further right than the row before. Rows one number longer than the matrix is wide do so
-    # by themselves when they are cut anew: [[a b c 0], [d e f 0]] in rows of 3 is [[a b c], [0 d e]].
-    width = T + extent - 1
-    rows = F.pad(nearer, (0, width + 1 - extent)).flatten(-2)
-    shifted = rows[..., : T * width].unflatten(-1, (T, width))
-    # The last column is the last key. Keys before the first column are too far; columns before the first key go.
-    return F.pad(shifted, (S - width, 0))
 
 
 def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."] | None:
@@ -257,7 +227,7 @@ def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool =
     if sink is not None and sink_in_front:
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
         faded = None if faded is None else F.pad(faded, (0, 0, 1, 0))
-        column = sink[:, None, None]  # (H, 1, 1): run_call() has made a sink of each query's own constant
+        column = sink[:, None, None]  # (H, 1, 1): by now with_constant_sink() has replaced one for each query
         others = column.new_zeros(len(sink), 1, S) if matrix is None else matrix.expand(*matrix.shape[:-1], S)
         shape = torch.broadcast_shapes(column.shape[:-1], others.shape[:-1])
         matrix = torch.cat((column.expand(*shape, 1), others.expand(*shape, S)), -1)
@@ -317,3 +287,39 @@ def check_broadcast(name: str, overlay: Tensor, to: tuple[int, ...]) -> None:
     if len(shape) > len(to) or any(n not in (1, m) for n, m in zip(reversed(shape), reversed(to), strict=False)):
         remedy = "a (B, S) padding mask goes through padding_mask() first"
         raise ValueError(f"{name} {tuple(shape)} does not broadcast to (…, H, T, S) = {tuple(to)}; {remedy}.")
+
+
+# For fields of single forms and modifiers.
+
+
+def with_constant_sink(call: Call) -> Call:
+    """Return the same call with a sink of score 0 in place of each query's own.
+
+    A softmax does not see a number that is added to all scores of a row: of the scores z with a sink b, (z, b), it
+    makes the same weights as of (z - b, 0). So do the other weightings that know a sink. Code for a constant sink and a
+    bias thus serves a sink of each query's own.
+    """
+    if call.sink is None or call.sink.ndim == 1:
+        return call
+    H = call.q.shape[-3]
+    S = call.k.shape[-2]
+    constant = call._replace(sink=call.sink.new_zeros(H))
+    return add_bias(constant, -call.sink, call.sink.new_zeros(H, S))
+
+
+def relative_bias(relative: Relative, S: int) -> Float[Tensor, "B H T S"]:
+    """Return the bias of each query and key by their distance, in float32 at least."""
+    T = relative.r.shape[-2]
+    extent = relative.profiles.shape[-1]
+    if not is_recorded():  # a recorded call has no length
+        extent = min(extent, S)
+    # From the farthest key to the query's own.
+    nearer = upcast(relative.r) @ upcast(relative.profiles[:, :extent].flip(-1))  # (B, H, T, extent)
+
+    # Shift each row one place further right than the row before. Rows one number longer than the matrix is wide do so
+    # by themselves when they are cut anew: [[a b c 0], [d e f 0]] in rows of 3 is [[a b c], [0 d e]].
+    width = T + extent - 1
+    rows = F.pad(nearer, (0, width + 1 - extent)).flatten(-2)
+    shifted = rows[..., : T * width].unflatten(-1, (T, width))
+    # The last column is the last key. Keys before the first column are too far; columns before the first key go.
+    return F.pad(shifted, (S - width, 0))

@@ -86,10 +86,10 @@ class AttentionFunction:
     ) -> Output:
         check_arguments(q, k, v, mask, bias, is_causal, dropout_p)
         seen = None if mask is None else as_bool(mask)
-        call = self.make_call(q, k, v, mask=seen, is_causal=is_causal, matrix=bias, dropout_p=dropout_p, scale=scale)
+        call = self.new_call(q, k, v, mask=seen, is_causal=is_causal, matrix=bias, dropout_p=dropout_p, scale=scale)
         return run_call(call, self.executors)[0]
 
-    def make_call(self, q: Query, k: Key, v: Value, **fields: Any) -> Call:
+    def new_call(self, q: Query, k: Key, v: Value, **fields: Any) -> Call:
         """Return a call of this function with some fields."""
         call = Call(q, k, v, self.weighting, **fields)
         return add_sink(call, q.new_zeros(q.shape[-3])) if self.null_key else call

@@ -142,8 +142,9 @@ def weights_of(call: Call, products: Tensor | None = None) -> Scores:
     if call.sink is None:
         weights = call.weighting.weights(scores)
     else:
-        # One more key takes weight from the others, and gives nothing. Its score is (H,): run_call() has made that of
-        # each query's own constant.
+        # One more key takes weight from the others, and gives nothing. Its score is (H,): with_constant_sink() has
+        # replaced one for each query. It stands at the end; for weightings that count keys, dense() has put it in
+        # front.
         sink = call.sink[:, None, None].expand(*scores.shape[:-1], 1)
         weights = call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
     if call.tilt is None:

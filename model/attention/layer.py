@@ -1,5 +1,14 @@
 """Causal self-attention as a layer.
 
+With none of the settings that add something, this is the layer:
+
+    q, k, v = qkv_proj(x).unflatten(-1, (-1, D)).transpose(1, 2).split((H, Hkv, Hkv), dim=1)  # (B, heads, T, D) each
+    q, k = rotate(q_norm(q)), rotate(k_norm(k))
+    scores = q @ repeat_heads(k, H).mT / math.sqrt(D)  # (B, H, T, T)
+    weights = scores.masked_fill(~causal_mask(T, T), -math.inf).softmax(-1)
+    y = weights @ repeat_heads(v, H)  # (B, H, T, D)
+    change = o_proj(y.transpose(1, 2).flatten(2))  # (B, T, C), to be added to the residual stream
+
 Begin with MultiHeadAttention.heads(), which takes these steps in turn but for the last, which is forward()'s:
 
 project   each token to a query, a key and a value for each head
@@ -90,36 +99,39 @@ class MultiHeadAttention(nn.Module):
         self.n_head = self.query_heads = config.n_head  # a modifier may give each head more queries
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_channels
-        # A weighting of the scores, and the executors that may compute it, the fastest first: see contract.py.
-        named = FORMS[config.form]
-        self.function = as_attention_function(function or (FORMS["sdpa"] if isinstance(named, type) else named))
         self.scale: float | None = None  # of the scores; None: 1/√D
         self.dropout = config.attention_dropout
         self.window = config.attention_window
-        self.alibi = config.position == "alibi"
+
+        # How scores become weights: an AttentionFunction of contract.py. It has a Weighting, and the executors that may
+        # compute a call with it, the fastest first.
+        named = FORMS[config.form]
+        default = FORMS["sdpa"] if isinstance(named, type) else named  # a class inherits sdpa's
+        self.function: AttentionFunction = as_attention_function(function or default)
+
+        # Positions: angles of queries and keys (RoPE, PoPE), or a bias over the scores (ALiBi).
         turns = "nope" not in config.modifiers
         self.rope = self.make_rope(config) if config.position == "rope" and turns else None
         self.pope = self.make_pope(config) if config.position == "pope" and turns else None
-        if self.pope is not None:
-            self.scale = self.head_dim**-0.5  # PoPE has 2 D channels, but D products of lengths
-
-        # Read the modifiers' needs before the projections are made: wider queries, or another norm than QK-norm.
-        classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
-        self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
-        if any(cls.replaces_qk_norm for cls in classes.values()):
-            config = replace(config, qk_norm=False)
-        queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
-        if queries_per_head > 1:
-            # Made a second time below. This time only advances torch's generator as earlier versions did, so that other
-            # layers' initial weights, and the dropout of their runs, stay the same for a seed.
-            self.make_projections(config)
-            self.query_heads *= queries_per_head
-        self.make_projections(config)
         self.phase = None
         if self.pope is not None:
+            self.scale = self.head_dim**-0.5  # PoPE has 2 D channels, but D products of lengths
             self.phase = nn.Parameter(torch.zeros(self.kv_heads, 1, self.head_dim))
+        self.alibi = config.position == "alibi"
+
+        # Projections. Modifiers may replace QK-norm, or give each head several queries: then make them anew, wider.
+        classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
+        if any(cls.replaces_qk_norm for cls in classes.values()):
+            config = replace(config, qk_norm=False)
+        self.make_projections(config)
+        queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
+        if queries_per_head > 1:
+            self.query_heads *= queries_per_head
+            self.make_projections(config)
+
+        # Modifiers, in the order of registration, but those that add a key last (sorted() is stable).
+        self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
         self.modifiers: Any = nn.ModuleDict()
-        # In the order of registration, but those that add a key last (sorted() is stable).
         for name in sorted(classes, key=lambda name: classes[name].last):
             self.modifiers[name] = classes[name](self, config)
 
@@ -191,6 +203,7 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Stream) -> Heads:
         """Return the queries, keys and values of x, normalised if the layer has QK-norm."""
+        # From here to merge() model/row.py has the same for one token on a CPU.
         # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
@@ -253,7 +266,7 @@ class MultiHeadAttention(nn.Module):
         if doc_starts is not None and dropped:
             doc_starts = (doc_starts - dropped).clamp(min=0)
 
-        call = self.function.make_call(
+        call = self.function.new_call(
             q,
             k,
             v,
@@ -265,7 +278,7 @@ class MultiHeadAttention(nn.Module):
         )
         # ALiBi penalises the distance: a bias for each query and key.
         if self.alibi:
-            call = add_bias(call, *alibi_sum(self.n_head, T, span, q.device))
+            call = add_bias(call, *alibi_sum(self.n_head, T, span, q.device))  # diff repeats it for its queries
         return call
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
@@ -278,7 +291,8 @@ class MultiHeadAttention(nn.Module):
         """Compute a call by the first executor of the form that serves all of it: see executors.py."""
         executors = self.function.executors
         if ctx.weights_only:
-            # The values are T wide, to which torch's kernels would pad queries and keys. The last is the definition.
+            # The values are T wide, to which torch's kernels would pad queries and keys: take the last executor, which
+            # is the plain formula.
             executors = executors[-1:]
         y, loss = run_call(call, executors, ctx.device)  # the loss of an indexer, else None
         if loss is not None and ctx.loss is not None:

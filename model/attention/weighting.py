@@ -42,7 +42,7 @@ class Weighting:
         """options: the arguments that make this weighting again."""
         self.options = options
         self.key = json.dumps([self.name, *options])
-        """The text by which an operator gets the weighting: see from_key()."""
+        """The weighting as a text, for torch's custom operators, which take no objects: see from_key()."""
 
     def weights(self, scores: Scores) -> Scores:
         """Return the weights of scores, which are float32 or wider, and −∞ where a key is hidden."""
