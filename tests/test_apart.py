@@ -16,7 +16,7 @@ from data.tokenizer import make_tokenizer
 from generation.config import SamplingParams
 from model.apart import Part, contributions, edited, means, parts, results, streams, without, writes
 from model.attention import FORMS, MODIFIERS, MultiHeadAttention
-from model.attention.check import combinations
+from model.attention import SETTINGS as ATTENTION_SETTINGS
 from model.gpt import GPT
 from runs.checkpoint import save_checkpoint
 from training.config import TrainConfig
@@ -31,7 +31,7 @@ SETTINGS = {
     "narrow": dict(head_size=6, mlp="relu2", logit_softcap=5.0, attention="sdpa+window/delta", attention_window=5),
     "n-grams": dict(ngrams=[2], ngram_rows=50, position="alibi", norm="layernorm", bias=True),
 }
-BESIDE_SDPA = [name for name in combinations() if name.startswith("sdpa+")]
+BESIDE_SDPA = [f"sdpa+{modifier}" for modifier in (*ATTENTION_SETTINGS, *MODIFIERS)]
 EVERY = [*SETTINGS, *FORMS, *BESIDE_SDPA]
 """The settings above, every form, and every modifier beside sdpa."""
 of_every = pytest.mark.parametrize("name", [*SETTINGS, *some([*FORMS, *BESIDE_SDPA], 7)])

@@ -148,7 +148,12 @@ CHECKS = {
 
 def make_layer(attention: str) -> MultiHeadAttention:
     """Make a small layer, as moved_layer() does."""
-    config = GPTConfig(
+    return moved_layer(small(attention))
+
+
+def small(attention: str) -> GPTConfig:
+    """Return the settings of a small layer."""
+    return GPTConfig(
         attention=attention,
         n_embd=C,
         n_head=H,
@@ -158,7 +163,6 @@ def make_layer(attention: str) -> MultiHeadAttention:
         block_size=T,
         vocab_size=2,
     )
-    return moved_layer(config)
 
 
 def moved_layer(config: GPTConfig) -> MultiHeadAttention:
@@ -256,7 +260,7 @@ def combinations() -> Iterator[str]:
     for form in ("sdpa", *(form for form in FORMS if form not in SOFTMAX)):
         for modifier in (*SETTINGS, *MODIFIERS):
             try:
-                make_layer(f"{form}+{modifier}")
+                make_attention(small(f"{form}+{modifier}"))
             except SettingsError:  # it says which of the two does not take the other
                 continue
             yield f"{form}+{modifier}"
