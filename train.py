@@ -78,6 +78,15 @@ def train(config: TrainConfig, threads: int | None = None) -> float:
 def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """Take one optimizer step on global batch `step`; return its loss and its gradient's norm.
 
+    In float32, one process and one micro-batch it comes to this:
+
+        inputs, targets, doc_starts = batch_to_device(data.train_batch(step, 0, batch_size), device)
+        loss = model.loss(inputs, targets, doc_starts=doc_starts) / targets.numel()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
     The loss is in nats per target, the norm is that before clipping. Both stay on the device: nothing here waits for
     it. If either is not finite, the step changes nothing.
     """
@@ -104,8 +113,9 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     largest_norm = run.config.grad_clip or float("inf")  # grad_clip=0: no clipping
     clip_divisor = (grad_norm / largest_norm).clamp(min=1)
 
-    # Update the weights, unless loss or gradient is not finite. As torch's fused optimizers do, ours take divisor and
-    # flag as tensors, so that nothing waits for the device. update() lowers fp16's scale if unscale_() met an infinity.
+    # Update the weights, unless loss or gradient is not finite. scaler.step() would wait for the device to know that.
+    # As torch's fused optimizers do, ours take tensors instead: a flag, and grad_scale, by which they divide the
+    # gradients (unscale_() has undone that of fp16). update() lowers fp16's scale if unscale_() met an infinity.
     skip = ~(step_loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
         optimizer.grad_scale = clip_divisor
@@ -141,7 +151,8 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
                     run.decode_rate = decode_rate(run.model)
         with run.memory_errors_of("the measurement of the heads"):  # by the loggers, for the page
             loggers.on_evaluation(result, sample)
-    # Save the result. The checkpoint has the weights already: only its meta.json is written.
+    # Save the result. A step that is saved has its weights on disk: only its meta.json is written. The last step is
+    # saved in any case, or the run ends in the reason why it cannot be.
     if is_saved or finished:
         run.save(finished=finished)
     return finished

@@ -10,7 +10,7 @@ input's target is the token after it.
 Within an epoch, which takes every sequence once, a batch is this:
 
     offset, order = draw_epoch(seed, epoch, count, room)  # where the first of `count` sequences begins, and their order
-    first_tokens = [offset + number * block_size for number in order[start:stop]]
+    first_tokens = [offset + number * block_size for number in order[place : place + batch_size]]
     sequences = np.stack([tokens[first : first + block_size + 1] for first in first_tokens])  # (B, block_size + 1)
     inputs, targets = sequences[:, :-1], sequences[:, 1:]  # (B, T)
 

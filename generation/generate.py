@@ -188,6 +188,7 @@ class Decoder:
     def _forward(self, tokens: Tokens, doc_starts: DocStarts = None) -> Logits:
         """Return the logits after the last token, in float32."""
         tokens = copy_to(self.device, tokens)
+        # As model(tokens, doc_starts=doc_starts, cache=self.cache, last=True)[:, 0] in eval mode.
         with sdpa_kernel(BACKENDS) if self.device.type == "cuda" else nullcontext():
             return self.decoded.next_logits(tokens, self.cache, doc_starts).float()
 

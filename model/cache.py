@@ -168,6 +168,7 @@ class KVCache:
         old = position - first
         if next_first == first:
             learns = torch.is_grad_enabled() and new.requires_grad
+            # A view, which the next line fills; with gradients a copy, whose graph that would spoil.
             seen = torch.cat((rows[:, :, :old], new), 2) if learns else rows[:, :, : end - first]
             rows[:, :, old : end - first] = new.detach()
             return seen

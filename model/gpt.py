@@ -31,7 +31,7 @@ from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 from model.recompute import recomputed
-from model.surgery import check_ids, check_places, check_rows, is_matrix, is_untouched, tie_again
+from model.surgery import check_places, embedded, is_matrix, is_untouched, tie_again
 
 Stream = Float[Tensor, "B T C"]
 
@@ -101,7 +101,7 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = NORMS[config.norm](config)
-        self.attention = make_attention(config.at(layer), layer)
+        self.attention = make_attention(config.at(layer), layer)  # at(): of a pattern a/b/c the layer's own
         self.mlp_norm = NORMS[config.norm](config)
         self.mlp = MLPS[config.mlp](config)
         self.dropout = make_dropout(config)
@@ -213,7 +213,7 @@ class GPT(nn.Module):
         ctx.device = self.runtime.device
 
         # Embed the tokens, and where the settings ask for it their n-grams and positions.
-        x = self.embed_tokens(tokens)  # (B, T) -> (B, T, C)
+        x = embedded(self.token_embedding, tokens)  # (B, T) -> (B, T, C)
         if self.config.ngrams:
             x = x + self.ngrams(tokens, ctx)
         if self.config.position == "learned":
@@ -222,19 +222,6 @@ class GPT(nn.Module):
         # Layers with rotary positions find their angles in the context.
         ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
         return self.dropout(x), ctx
-
-    def embed_tokens(self, tokens: Tokens) -> Stream:
-        """Return the tokens' embeddings.
-
-        Raises ValueError that names an unknown id, where torch's IndexError does not.
-        """
-        try:
-            x = self.token_embedding(tokens)
-        except IndexError:
-            check_ids(self.token_embedding, tokens)
-            raise
-        check_rows(x, tokens)
-        return x
 
     def embed_positions(self, T: int, ctx: AttentionContext) -> Float[Tensor, "*#B T C"]:
         """Return the learned embeddings of the positions of T new tokens.

@@ -41,7 +41,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Rows) -> Rows:
         if decodes(x):
             return normalize(x, self.weight, self.eps)
-        if trains_norm(x, self.weight):
+        if trains_norm(x, self.weight):  # a CPU's kernel with its own backward pass, in the type of the weight
             rows = x.to(self.weight.dtype, memory_format=torch.contiguous_format)
             y = FusedRMSNorm.apply(rows, self.weight, self.eps)
         else:

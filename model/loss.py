@@ -69,12 +69,12 @@ def nats_of_each(
     """
     dtype = autocast_dtype(x)
     rows = x.flatten(0, -2).to(dtype)  # (…, C) -> (N, C)
-    heads = padded(weight.to(dtype))
+    lm_head = padded(weight.to(dtype))
     size = chunk_length(rows, len(weight), largest_chunk)
     nats, hits = [], []
     for part, wanted in zip(rows.split(size), targets.flatten().split(size), strict=True):
         # The logits of a chunk, without those of the padding.
-        logits = F.linear(part, heads)[:, : len(weight)].to(torch.promote_types(dtype, torch.float32))
+        logits = F.linear(part, lm_head)[:, : len(weight)].to(torch.promote_types(dtype, torch.float32))
         logits = capped(logits, softcap)
         hits.append(logits.argmax(-1) == wanted)
 
@@ -108,10 +108,10 @@ def scored_places(targets: Int[Tensor, "*lead"]) -> Bool[Tensor, "*lead"]:
     return (targets != IGNORED[0]) & (targets != IGNORED[1])
 
 
-def padded(heads: HeadWeight) -> Float[Tensor, "rows C"]:
-    """Return the heads with rows of zeros up to the device's MULTIPLE."""
-    missing = -len(heads) % MULTIPLE.get(heads.device.type, 1)
-    return F.pad(heads, (0, 0, 0, missing)) if missing else heads
+def padded(lm_head: HeadWeight) -> Float[Tensor, "rows C"]:
+    """Return lm_head with rows of zeros up to the device's MULTIPLE."""
+    missing = -len(lm_head) % MULTIPLE.get(lm_head.device.type, 1)
+    return F.pad(lm_head, (0, 0, 0, missing)) if missing else lm_head
 
 
 def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
@@ -132,7 +132,7 @@ def chunk_length(rows: Tensor, ids: int, largest_chunk: int | None) -> int:
 
 def chunk_loss_and_gradient(
     x: Float[Tensor, "N C"],
-    heads: Float[Tensor, "rows C"],
+    lm_head: Float[Tensor, "rows C"],
     targets: Int[Tensor, "N 1"],
     ids: int,
     cap: float | None,
@@ -143,14 +143,14 @@ def chunk_loss_and_gradient(
     at_target  its derivative by the target's logit, p - 1
     slope      those by all other logits, p; at the target the caller puts at_target in its place
 
-    Both are multiplied by the derivative of the cap, if there is one. heads: one row per id, then rows of padding.
+    Both are multiplied by the derivative of the cap, if there is one. lm_head: one row per id, then rows of padding.
     """
     # The logits, −∞ for the padding.
-    logits = F.linear(x, heads).to(torch.promote_types(x.dtype, torch.float32))
+    logits = F.linear(x, lm_head).to(torch.promote_types(x.dtype, torch.float32))
     if cap is not None:
         squashed = torch.tanh(logits / cap)
         logits = cap * squashed
-    if ids < len(heads):
+    if ids < len(lm_head):
         logits[:, ids:] = -torch.inf
 
     # The loss. The target's own probability may be too small for a logarithm, the largest one never is.
@@ -185,34 +185,35 @@ class _SummedNats(torch.autograd.Function):
         scored = is_scored[:, None]  # (N, 1)
         targets = targets.masked_fill(~is_scored, 0)[:, None]
 
-        # A task scores few targets: leave out the others if that waits for no device and there are numbers to read.
+        # A synthetic task scores few targets: leave out the others, if to count them waits for no device (and a fake
+        # tensor has no numbers).
         leaves_out = x.is_cpu and type(targets) is Tensor and 0 < is_scored.sum() < len(is_scored)
         if leaves_out:
             rows, scored, targets = (t[is_scored] for t in (rows, scored, targets))
 
         # Loss and gradients, chunk by chunk.
-        heads = padded(weight.to(dtype))
+        lm_head = padded(weight.to(dtype))
         size = chunk_length(rows, ids, largest_chunk)
         summed = torch.zeros((), device=x.device)
         grad_x = torch.empty_like(rows)
-        grad_heads = torch.zeros_like(heads, dtype=torch.promote_types(weight.dtype, torch.float32))
+        grad_lm_head = torch.zeros_like(lm_head, dtype=torch.promote_types(weight.dtype, torch.float32))
         for part in (slice(first, first + size) for first in range(0, len(rows), size)):
-            nats, at_target, slope = loss_and_gradient(rows[part], heads, targets[part], ids, softcap)
+            nats, at_target, slope = loss_and_gradient(rows[part], lm_head, targets[part], ids, softcap)
             # Each row's derivative by its target's logit. scatter_() would convert all of a bf16 matrix, and back.
             slope[torch.arange(len(slope), device=x.device), targets[part, 0]] = at_target[:, 0]
             summed = summed + (nats * scored[part]).sum()
-            torch.mm(slope, heads, out=grad_x[part])
+            torch.mm(slope, lm_head, out=grad_x[part])
             counted = rows[part] * scored[part]
-            if grad_heads.dtype == dtype:
-                grad_heads.addmm_(slope.mT, counted)
+            if grad_lm_head.dtype == dtype:
+                grad_lm_head.addmm_(slope.mT, counted)
             else:
-                grad_heads += slope.mT @ counted
+                grad_lm_head += slope.mT @ counted
 
         # The gradient of targets that do not count, or were left out, is 0.
         grad_x = (grad_x * scored).to(x.dtype)
         if leaves_out:
             grad_x = torch.zeros_like(x).masked_scatter_(is_scored[:, None], grad_x)
-        ctx.save_for_backward(grad_x, grad_heads[:ids].to(weight.dtype))
+        ctx.save_for_backward(grad_x, grad_lm_head[:ids].to(weight.dtype))
         return summed
 
     @staticmethod

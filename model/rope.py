@@ -47,7 +47,7 @@ class Rope(NamedTuple):
     stretch: float = 1.0
     trained: float = 0.0
     whole: int = 0
-    """D in the frequencies θ^(-2i/D): a head's channels where only a part of them is rotated; 0 for `channels`."""
+    """D in the frequencies θ^(-2i/D), if it is not `channels`: a head's channels, for rope_proportional; else 0."""
 
     @classmethod
     def of(cls, config: AttentionConfig, head_dim: int) -> "Rope":
@@ -68,7 +68,8 @@ class Rope(NamedTuple):
     def table(self, x: Float[Tensor, "... T C"], past: int = 0) -> Float[Tensor, "T half 2"]:
         """Return (cos, sin) of every plane at the positions past … past+T-1 of x."""
         end = past + x.shape[-2]
-        # A compiled or traced length is no number, and a fake tensor's table must not be cached.
+        # A compiled or traced length is no number. A fake tensor has a shape and no numbers: its table must not be
+        # cached.
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor:
             return self.cos_sin(torch.arange(past, end, device=x.device))
         # Tables grow by doubling: decoding does not make one for each length.

@@ -72,11 +72,20 @@ def check_places(layers: Sequence[Any]) -> None:
             raise ValueError(f"{problem}: number them by model.number_layers().")
 
 
-def check_rows(x: Tensor, tokens: Tensor) -> None:
-    """Raise ValueError unless an embedding, perhaps a person's, returned a row for each token."""
+def embedded(embedding: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the embeddings of token ids (B, T), by a table or a module in its place.
+
+    Raises ValueError that names an unknown id, where torch's IndexError does not, and for rows of another number.
+    """
+    try:
+        x = embedding(tokens)
+    except IndexError:
+        check_ids(embedding, tokens)
+        raise
     if x.shape[:2] != tokens.shape:
         problem = f"token_embedding returned {(*x.shape,)} for tokens {(*tokens.shape,)}"
         raise ValueError(f"{problem}: it has to return a row for each token, also for one that is decoded.")
+    return x
 
 
 def check_ids(embedding: nn.Module, tokens: Tensor) -> None:

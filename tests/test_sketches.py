@@ -1,7 +1,8 @@
 """The sketches in the docstrings of the files that README names: each is the code below it, with the defaults."""
 
+import inspect
 import math
-import textwrap
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -19,6 +20,12 @@ from generation.config import SamplingParams
 from generation.generate import encode_prompt, filter_logits, generate, sample, uniform_number
 from model.attention.call import repeat_heads
 from model.attention.masks import causal_mask
+from model.config import GPTConfig
+from train import train_step
+from training.config import OptimizerConfig, TrainConfig
+from training.device import batch_to_device
+from training.optimizer import set_learning_rate
+from training.plan import trial_run
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), [])
 TOKENS = torch.randint(0, 61, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -26,9 +33,9 @@ TOKENS = torch.randint(0, 61, (2, 24), generator=torch.Generator().manual_seed(0
 
 def run(module, names):
     """Run the block of the docstring that assigns names, and return all names."""
-    blocks = module.__doc__.split("\n\n")
+    blocks = inspect.getdoc(module).split("\n\n")
     (sketch,) = (block for block in blocks if block.startswith("    ") and " = " in block)
-    exec(textwrap.dedent(sketch), names)
+    exec(inspect.cleandoc(sketch), names)
     return names
 
 
@@ -60,7 +67,7 @@ def test_a_batch():
     names = {"np": np, "draw_epoch": draw_epoch, "tokens": tokens.astype(np.int64), "block_size": 128, "seed": 3}
     for step in range(6):  # two epochs
         epoch, place = divmod(2 * step, count)
-        more = {"epoch": epoch, "count": count, "room": 1000 - count * 128, "start": place, "stop": place + 2}
+        more = {"epoch": epoch, "count": count, "room": 1000 - count * 128, "place": place, "batch_size": 2}
         found = run(data.batches, names | more)
         batch = dataset.train_batch(step, 0, 2)
         assert (batch.inputs == found["inputs"]).all() and (batch.targets == found["targets"]).all()
@@ -85,3 +92,37 @@ def test_the_loop_that_writes():
         found = run(generation.generate, names)
     chunks = generate(gpt, BYTE, [encode_prompt(BYTE, "Once upon")], seeds=[7], params=params)
     assert found["text"].removeprefix("Once upon") == "".join(chunk.text for chunk in chunks)
+
+
+def test_a_step():
+    """The sketch with torch's own AdamW is our step with ours."""
+    config = TrainConfig()
+    config.model = GPTConfig(vocab_size=257, n_layer=1, n_head=2, n_embd=32, block_size=16, zero_init=False)
+    config.optimizer = OptimizerConfig(name="adamw", lr=1e-2, embedding_lr=None, lm_head_lr=None, weight_decay=0.0)
+    config.batch_size = 4
+    config.grad_clip = 0.5
+    cpu = torch.device("cpu")
+    ours, theirs = (trial_run(config, cpu, torch.float32) for _ in range(2))
+    theirs.model.load_state_dict(ours.model.state_dict())
+    tokens = np.random.default_rng(0).integers(0, 256, 500).astype(np.uint16)
+    ours.data = theirs.data = TokenDataset(BYTE, tokens, tokens, "", "", block_size=16, batch_size=4)
+    before = deepcopy(ours.model.state_dict())
+    set_learning_rate(ours.optimizers, 1.0)
+    betas = config.optimizer.beta1, config.optimizer.beta2
+    names = {
+        "torch": torch,
+        "batch_to_device": batch_to_device,
+        "data": theirs.data,
+        "model": theirs.model,
+        "device": cpu,
+        "batch_size": 4,
+        "grad_clip": 0.5,
+        "optimizer": torch.optim.AdamW(theirs.model.parameters(), lr=1e-2, betas=betas, eps=1e-10, weight_decay=0.0),
+    }
+    for step in range(3):
+        loss, _ = train_step(ours, step)
+        found = run(train_step, names | {"step": step})
+        close(found["loss"], loss)
+    for name, weight in theirs.model.state_dict().items():
+        close(weight, ours.model.state_dict()[name], atol=1e-4)
+        assert not torch.equal(weight, before[name])

@@ -42,7 +42,8 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
 
     rows, columns, whole: weights of the blocks' linear layers, which Muon moves: those with a row for each channel of
         the heads or of the MLP (CHANNEL_ROWS), down_proj with a column for each channel of the MLP, and the others.
-        o_proj has a column for each channel of the heads, but in slices it ended 0.003 to 0.012 bits per byte worse.
+        o_proj is whole, though it has a column for each channel of the heads: cut, it was 0.003 to 0.012 bits per byte
+        worse.
     thin: other matrices of the blocks, such as a gate's with one row for each head.
     embeddings, lm_head (untied), vectors (of norms, and biases): the rest.
     """
@@ -160,11 +161,18 @@ class Muon:
     With the singular value decomposition U S Vᵀ of the momentum it moves by U Vᵀ: all singular values become 1, so that
     a few large directions do not hide the others. orthogonalize() finds that about, by products of matrices alone.
 
-    An (m, n) matrix moves by √max(1, m/n) times it. Matrices with a row or a column for each of c channels, those of
-    the heads or of the MLP, are cut first (split_parameters() says which): into c / width slices of `width` channels, a
-    head each, that are orthogonalised separately, at a fraction of the cost of the whole. A slice then has the norm
-    √width, and all of them √c. The matrix moves by √min(1, C/c) times that, with C = n_embd: its update has the norm
-    √C, or √c if that is less, as for the keys and values of grouped-query attention.
+    A matrix may also be many narrow maps: qkv_proj has a query, key and value for each head. It is cut into slices of
+    `width` channels, a head each, that are orthogonalised separately, at a fraction of the cost of the whole. With
+    C = n_embd and c channels of the heads or of the MLP (split_parameters() says which matrix is which):
+
+        kind      shape    slices                     moves by
+        whole     (m, n)   itself                     √max(1, m/n) times its U Vᵀ
+        rows      (c, C)   c / width of width rows    √min(1, C/c) times those of the slices
+        columns   (C, c)   c / width of width columns the same
+
+    A slice has the norm √width and all of them √c, so that such an update has the norm √C, or √c if that is less, as
+    for the keys of grouped-query attention. For example, with C = 128 and heads of 32 channels an MLP's up_proj of 384
+    rows is 12 slices, times √(1/3).
 
     Matrices of one shape are one batch, which the ranks divide among them.
     """
@@ -190,7 +198,7 @@ class Muon:
         if is_skipped(skip):
             return
         moves = 1 - skip
-        for group, channels in zip(self.param_groups, ("rows", "columns", ""), strict=True):
+        for group, kind in zip(self.param_groups, MATRICES, strict=True):
             # Batch matrices of the same shape with the same parts.
             batches: dict[tuple, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
             for parameter, gradient in with_gradients(group):
@@ -209,7 +217,7 @@ class Muon:
                 nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))  # (N, m, n)
 
                 # Orthogonalise it, each rank a part of the matrices.
-                update = partial(self.update, parts=parts, channels=channels)
+                update = partial(self.update, parts=parts, kind=kind)
                 updates = self.ranks.divide(update, nesterov)
 
                 # Update the weights.
@@ -223,21 +231,22 @@ class Muon:
                 else:
                     torch._foreach_sub_(weights, [*(updates * rate)])
 
-    def update(self, matrices: Tensor, parts: tuple[int, ...], channels: str) -> Tensor:
+    def update(self, matrices: Tensor, parts: tuple[int, ...], kind: str) -> Tensor:
         """Return the updates of matrices (N, m, n) at a rate of 1, each part of the rows separately."""
-        # Queries, keys and values of whole heads are cut into the same slices: take them as one matrix.
-        slicings = {self.slices(rows, matrices.size(2), channels) for rows in parts}
+        # Take the parts one by one, unless all are cut into the same slices, as queries, keys and values of whole
+        # heads.
+        slicings = {self.slices(rows, matrices.size(2), kind) for rows in parts}
         if len(parts) > 1 and not (len(slicings) == 1 and all(rows % self.width == 0 for rows in parts)):
-            return torch.cat([self.update(part, (part.size(1),), channels) for part in matrices.split(parts, 1)], 1)
+            return torch.cat([self.update(part, (part.size(1),), kind) for part in matrices.split(parts, 1)], 1)
         width, columns, factor = slicings.pop()
         orthogonal = orthogonalize(matrices, width, columns)
         return orthogonal if factor == 1 else orthogonal * factor
 
-    def slices(self, m: int, n: int, channels: str) -> tuple[int, bool, float]:
+    def slices(self, m: int, n: int, kind: str) -> tuple[int, bool, float]:
         """Return the width of (m, n)'s slices, whether they are columns, and the update's factor."""
-        count, other = (m, n) if channels == "rows" else (n, m)
-        if channels and count % self.width == 0:
-            return self.width, channels == "columns", min(1, other / count) ** 0.5
+        c, C = (m, n) if kind == "rows" else (n, m)
+        if kind != "whole" and c % self.width == 0:
+            return self.width, kind == "columns", min(1, C / c) ** 0.5
         return min(m, n), m > n, max(1, m / n) ** 0.5
 
 

@@ -166,8 +166,8 @@ class Run:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
         If it exists, only its meta.json is written. Returns False, and writes nothing, if a weight is not finite or
-        the run diverges. A finished run that diverged is written, or refused by check_skipped_steps(). Every rank must
-        call.
+        the last steps were skipped. At the end of a run skipped steps do not prevent it, and a loss or a weight that is
+        not finite raises SettingsError. Every rank must call.
         """
         self.check_skipped_steps(finished=finished)
         with self.memory_errors_of("a save"):

@@ -2,9 +2,10 @@
 
     weights(q kᵀ · scale + bias) v,  over the keys that each query sees
 
-The layer makes a Call, modifiers change it, and executors.py chooses the code that computes it. A field that is None
-changes nothing. A field that is given must be served: code that does not declare it never gets the call. `dense` turns
-all that lies over the scores into two matrices, for code that takes no more.
+The layer makes a Call, modifiers change it, and executors.py chooses the code that computes it, an executor. A field
+that is None changes nothing. A field that is given must be served: code that does not declare it never gets the call.
+`dense` makes of causality, windows, documents and biases one mask and one matrix, (…, H, T, S), for code that takes no
+more.
 """
 
 from typing import NamedTuple
@@ -66,7 +67,7 @@ class Call(NamedTuple):
     v: Value
     """Keys and values with Hkv heads, each of which H / Hkv query heads share."""
     weighting: Weighting = PLAIN
-    """How scores become weights, softmax by default: weights(scores), after squashed(products); see weighting.py."""
+    """How scores become weights, softmax by default: see weighting.py."""
     mask: Bool[Overlay, ""] | None = None
     """True where a query may attend, within causality, window and documents."""
     is_causal: bool = True
@@ -76,7 +77,7 @@ class Call(NamedTuple):
     window: int | None = None
     """The number of keys that a query sees, itself included."""
     bias: Sum | None = None
-    """Rows and columns that sum to a bias."""
+    """A bias row_t + column_s, for which no matrix is made."""
     matrix: Bias = None
     """A bias of any kind, finite."""
     relative: Relative | None = None
@@ -201,9 +202,11 @@ def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool =
 
     Causality joins the mask, if there is one.
 
+    A sink is (H,) here: with_constant_sink() has replaced one for each query.
+
     index: the scores of the call's indexer, if they are there already.
-    sink_in_front: make of the sink a key of value zero before all others, for code that knows no sink. In front,
-        because some weightings count keys from the last one, a query's own.
+    sink_in_front: make of the sink a key of value zero before all others: for code that knows no sink, and for
+        weightings that count keys from the last one, a query's own.
     """
     k = call.k
     v = call.v
@@ -227,10 +230,7 @@ def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool =
     if sink is not None and sink_in_front:
         k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
         faded = None if faded is None else F.pad(faded, (0, 0, 1, 0))
-        column = sink[:, None, None]  # (H, 1, 1): by now with_constant_sink() has replaced one for each query
-        others = column.new_zeros(len(sink), 1, S) if matrix is None else matrix.expand(*matrix.shape[:-1], S)
-        shape = torch.broadcast_shapes(column.shape[:-1], others.shape[:-1])
-        matrix = torch.cat((column.expand(*shape, 1), others.expand(*shape, S)), -1)
+        matrix = with_key_in_front(matrix, sink, S)
         if mask is not None:
             mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
         sink = None
@@ -247,8 +247,8 @@ def dense(
 
     Keys and values get all H heads. The mask is None if every pair is allowed. The second result, (…, T, 1), is None if
     every query sees a key. A softmax over nothing is 0/0, and its NaN survives multiplication by zero, forwards and
-    backwards. So the mask opens the row of a query that may attend nowhere to every key. The caller then fills this row
-    of the result with zeros, through which no gradient flows.
+    backwards. So a query that may attend nowhere is shown every key. The caller then fills its row of the result with
+    zeros, through which no gradient flows.
 
     index, sink_in_front: as for with_matrices().
     """
@@ -307,6 +307,18 @@ def with_constant_sink(call: Call) -> Call:
     return add_bias(constant, -call.sink, call.sink.new_zeros(H, S))
 
 
+def with_key_in_front(
+    matrix: Bias,
+    score: Float[Tensor, " H"],
+    S: int,
+) -> Float[Tensor, "*lead H #T keys"]:
+    """Return a bias over S keys with one more before them, which has a score for each head."""
+    column = score[:, None, None]  # (H, 1, 1)
+    others = column.new_zeros(len(score), 1, S) if matrix is None else matrix.expand(*matrix.shape[:-1], S)
+    shape = torch.broadcast_shapes(column.shape[:-1], others.shape[:-1])
+    return torch.cat((column.expand(*shape, 1), others.expand(*shape, S)), -1)
+
+
 def relative_bias(relative: Relative, S: int) -> Float[Tensor, "B H T S"]:
     """Return the bias of each query and key by their distance, in float32 at least."""
     T = relative.r.shape[-2]
@@ -316,8 +328,8 @@ def relative_bias(relative: Relative, S: int) -> Float[Tensor, "B H T S"]:
     # From the farthest key to the query's own.
     nearer = upcast(relative.r) @ upcast(relative.profiles[:, :extent].flip(-1))  # (B, H, T, extent)
 
-    # Shift each row one place further right than the row before. Rows one number longer than the matrix is wide do so
-    # by themselves when they are cut anew: [[a b c 0], [d e f 0]] in rows of 3 is [[a b c], [0 d e]].
+    # Shift each row one place further right than the row before. Rows that are one number longer than the matrix is
+    # wide do so by themselves when they are cut anew: [[a b 0 0], [c d 0 0]] in rows of 3 begins [[a b 0], [0 c d]].
     width = T + extent - 1
     rows = F.pad(nearer, (0, width + 1 - extent)).flatten(-2)
     shifted = rows[..., : T * width].unflatten(-1, (T, width))

@@ -16,15 +16,17 @@ class AttentionContext:
 
     The GPT makes one for each pass; a layer alone may go without.
 
+    Of the modules named here some are forms and modifiers, which come later.
+
     name          shape                       written by   read by                            default
     mask          broadcasts to (B, H, T, S)  the caller   make_call()                        causality alone
-    doc_starts    (B, T)                      GPT          make_call(), previous(), recurrent all 0
+    doc_starts    (B, T)                      GPT          make_call(), places(), recurrent   all 0
     tokens        (B, T)                      GPT          value_embedding                    None
     cache         KVCache                     GPT          update_cache(), layer_cache(), …   None: T = S
     rotations     Rope: (T, D/2, 2)           GPT          rotate()                           those of past … past+T-1
     shared        name: any                   layers       value_residual, in later layers    none
     loss          ()                          index        GPT, which adds its gradient       None outside training
-    weights_only  bool                        weights()    heads(), compute()                 False
+    weights_only  bool                        weights()    heads() and its steps              False
     device        str                         GPT          compute()                          None: that of x
 
     mask        True or 1 where a query may attend; S is T plus the positions in the cache. Causality and window hold in

@@ -143,8 +143,7 @@ def weights_of(call: Call, products: Tensor | None = None) -> Scores:
         weights = call.weighting.weights(scores)
     else:
         # One more key takes weight from the others, and gives nothing. Its score is (H,): with_constant_sink() has
-        # replaced one for each query. It stands at the end; for weightings that count keys, dense() has put it in
-        # front.
+        # replaced one for each query. For weightings that count keys there is none any more: dense() has made it key 0.
         sink = call.sink[:, None, None].expand(*scores.shape[:-1], 1)
         weights = call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
     if call.tilt is None:

@@ -77,7 +77,7 @@ class MultiHeadAttention(nn.Module):
     has_kv_cache = True
     """Whether the cache grows with the text; else the form keeps a state of fixed size."""
     has_plain_weights = False
-    """Whether a subclass has the weights of this class, so that a checkpoint of one serves the other."""
+    """For a subclass: whether it has the weights of this class, so that a checkpoint of one serves the other."""
     is_sparse = False
     """Whether scores decide which keys are left out, so that rounding may change the result."""
     has_onnx = True
@@ -119,7 +119,8 @@ class MultiHeadAttention(nn.Module):
             self.phase = nn.Parameter(torch.zeros(self.kv_heads, 1, self.head_dim))
         self.alibi = config.position == "alibi"
 
-        # Projections. Modifiers may replace QK-norm, or give each head several queries: then make them anew, wider.
+        # Projections. Modifiers may replace QK-norm, or give each head several queries: then make them anew, wider. To
+        # make them once would draw other weights from a seed.
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
         if any(cls.replaces_qk_norm for cls in classes.values()):
             config = replace(config, qk_norm=False)
@@ -266,7 +267,7 @@ class MultiHeadAttention(nn.Module):
         if doc_starts is not None and dropped:
             doc_starts = (doc_starts - dropped).clamp(min=0)
 
-        call = self.function.new_call(
+        call = self.function.new_call(  # a Call with the form's weighting
             q,
             k,
             v,
@@ -276,9 +277,10 @@ class MultiHeadAttention(nn.Module):
             dropout_p=self.dropout if self.training and not ctx.weights_only else 0.0,
             scale=self.scale,
         )
-        # ALiBi penalises the distance: a bias for each query and key.
+        # ALiBi penalises the distance: a bias for each query and key. The modifier diff, which has two queries a head,
+        # repeats it in its score().
         if self.alibi:
-            call = add_bias(call, *alibi_sum(self.n_head, T, span, q.device))  # diff repeats it for its queries
+            call = add_bias(call, *alibi_sum(self.n_head, T, span, q.device))
         return call
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:

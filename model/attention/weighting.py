@@ -30,7 +30,7 @@ class Weighting:
 
     name = ""
     no_sink: ClassVar[str | None] = None
-    """Why one more key, of value zero, means nothing here; None if it does."""
+    """Why one more key, of value zero, means nothing here; None where it has a meaning."""
     ignores_shifts: ClassVar[bool] = False
     """Whether a number that is added to all scores of a row changes no weight."""
     counts_keys: ClassVar[bool] = False
