@@ -625,6 +625,7 @@ def main(*arguments: str) -> None:
     if len(arguments) > 2:
         raise SettingsError("python docs/apart.py [RUN [TEXT]] is wanted", "a run's folder, a text")
     checkpoint = open_checkpoint(arguments[0] if arguments else None)
+    print("The tables come at the end, after two minutes of a core or more.", file=sys.stderr, flush=True)
     figures = take_apart(checkpoint, arguments[1] if len(arguments) > 1 else None)
     print(visible("\n".join(tables(figures))), flush=True)
     file = checkpoint.path.with_name(f"{checkpoint.path.name}.apart.json")

@@ -140,5 +140,5 @@ def describe(checkpoint: Checkpoint) -> tuple[str, str]:
         # The page may be sent to others: it does not tell in which folder the text lies.
         path = settings.get("data.path") or ""
         title += f", trained on {text_of(settings, notes).replace(path, PurePath(path).name)}"
-        figures += f", {bpb:.4f} bits per byte"
+        figures += f", trained with seed {settings['seed']}, {bpb:.4f} bits per byte"
     return title, figures

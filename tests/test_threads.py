@@ -144,3 +144,22 @@ def test_all_jobs_of_a_sweep_have_the_threads_of_its_first_however_busy_the_mach
     with (tmp_path / "sweep/leaderboard.csv").open() as file:
         assert [row["threads"] for row in csv.DictReader(file)] == ["2", "2", "2"]
     assert alone.returncode == 0 and read_summary(tmp_path / "alone").threads == 3  # it looked again
+
+
+def test_a_clock_that_goes_on_between_two_looks_is_no_mistake(monkeypatch):
+    """Other programs may run between the look at an age and its use."""
+    ages = iter([0.0, 0.29999, 0.30001, 5.0, 5.0])
+    slept = []
+
+    class Watched:
+        age = property(lambda self: next(ages))
+
+        def others(self):
+            return 1.0
+
+    monkeypatch.setattr(training_threads, "LOAD", Watched())
+    monkeypatch.setattr(training_threads.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(training_threads.time, "sleep", slept.append)
+    for _ in range(3):
+        assert training_threads.cores_of_others() == 1.0
+    assert slept == pytest.approx([0.3, 0.00001, 0.0], abs=1e-6)

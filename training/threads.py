@@ -43,6 +43,5 @@ def cores_of_others() -> float:
     """Return how many cores other programs have used for some time."""
     if torch.get_num_threads() == 1:  # nothing can be left to them
         return 0.0
-    if LOAD.age < SHORTEST:
-        time.sleep(SHORTEST - LOAD.age)
+    time.sleep(max(0.0, SHORTEST - LOAD.age))
     return LOAD.others()

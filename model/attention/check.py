@@ -7,7 +7,6 @@ other keys.
 """
 
 import copy
-import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, MultiHeadAttention, make_attention
-from model.attention.code import explained, run_codes
+from model.attention.code import explained, run_codes, run_command
 from model.attention.executors import CHUNKS, ROWS, anywhere
 from model.attention.forms import SoftCapped
 from model.attention.masks import padding_mask
@@ -307,7 +306,4 @@ def check_all(attentions: list[str]) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # on tensors this small threads only wait for each other
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except SettingsError as error:
-        sys.exit(f"error: {error}")
+    run_command(main)

@@ -6,7 +6,6 @@ of docs/hardware.md. code=FILE runs a file that registers an attention of your o
 Layers are made of shapes alone, so any machine can say what a GPU would run, one from Ampere on.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from torch import Tensor
 from common.errors import SettingsError
 from model.attention import FORMS, AttentionContext, make_attention
 from model.attention.call import Call
-from model.attention.code import run_codes
+from model.attention.code import run_codes, run_command
 from model.attention.executors import Executors, choose, obstacle
 from model.cache import KVCache
 from model.config import GPTConfig
@@ -160,7 +159,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except SettingsError as error:
-        sys.exit(f"error: {error}")
+    run_command(main)

@@ -154,3 +154,16 @@ def explained(name: str | None) -> Iterator[None]:
             if os.environ.get("RANK", "0") == "0":
                 traceback.print_exception(error, limit=-len(frames))  # from the file on
         raise SettingsError(f"{place}: {fault.problem}", fault.remedy) from error
+
+
+def run_command(main: Callable[[list[str]], int | None]) -> None:
+    """Run main() on the arguments of this process and end it, at a person's mistake with a sentence."""
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except SettingsError as error:
+        sys.exit(f"error: {error}")
+    except BrokenPipeError:  # the reader of the output, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)
