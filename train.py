@@ -114,8 +114,8 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     clip_divisor = (grad_norm / largest_norm).clamp(min=1)
 
     # Update the weights, unless loss or gradient is not finite. scaler.step() would wait for the device to know that.
-    # As torch's fused optimizers do, ours take tensors instead: a flag, and grad_scale, by which they divide the
-    # gradients (unscale_() has undone that of fp16). update() lowers fp16's scale if unscale_() met an infinity.
+    # As torch's fused optimizers do, ours take tensors instead: the flag found_inf, and grad_scale, by which they
+    # divide the gradients. That is the clip's divisor here. update() lowers fp16's scale if unscale_() met an infinity.
     skip = ~(step_loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
         optimizer.grad_scale = clip_divisor
@@ -140,7 +140,7 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
     with run_eagerly(run.compiled):  # each of the many shapes would compile
         refuse_learned_leak(run)  # a person's attention (code=FILE) may have learned to see later tokens
         result = evaluate_run(run, max_tokens)
-        is_saved = run.is_saved()
+        is_saved = run.is_saved()  # a thread writes, and may have failed
         record_evaluation(run, result, max_tokens, is_saved)
         finished = finished or run.is_out_of_patience
         sample = ""

@@ -79,9 +79,9 @@ class TokenDataset:
 
     def first_token(self, number: int) -> int:
         """Return the position in the text at which the run's training sequence `number` begins."""
-        # An epoch has one sequence fewer than fit, which leaves places for its offset: 7 of 128 fit into 1,000 tokens.
-        # Six leave 1,000 - 768 = 232 tokens, at any of which the first one may begin. A text with room for one keeps
-        # it.
+        # An epoch has one sequence fewer than fit, which leaves places for its offset. For example 7 sequences of 128
+        # fit into 1,000 tokens; an epoch takes six, and its first one may begin at any of 1,000 - 768 = 232 tokens. A
+        # text with room for one keeps it.
         count = max(1, len(self.train) // self.block_size - 1)
         epoch, place = divmod(number, count)
         # The last target of the last sequence is token offset + count * block_size, which must be in the text.

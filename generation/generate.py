@@ -238,7 +238,8 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     number a token, however large the vocabulary, and never returns a token of probability 0.
     """
     precise = widest(logits.device)
-    # Sum integers: on CUDA the order of additions varies, and with it a sum of floats. 52 bits leave room for the sum.
+    # Sum integers: on CUDA the order of additions varies, and with it a sum of floats. The sum is about 2^52, exact in
+    # int64 and in float64.
     cumulative = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # (B, V)
     total = cumulative[:, -1:]  # (B, 1)
     threshold = (copy_to(logits.device, uniform).to(precise)[:, None] * total).long()

@@ -71,7 +71,8 @@ class KVCache:
             self.crop(position)
             return
         ends = [span.end for span in self.spans.values()]
-        # A layer's state does not say how far it has read.
+        # Rows must reach the position. A layer's state does not say how far it has read: with states alone it is
+        # believed.
         has_state = any(kept for kept in self.layers.values()) and not ends
         if position > max(ends, default=0) and not has_state:
             raise ValueError(
@@ -168,7 +169,7 @@ class KVCache:
         old = position - first
         if next_first == first:
             learns = torch.is_grad_enabled() and new.requires_grad
-            # A view, which the next line fills; with gradients a copy, whose graph that would spoil.
+            # A view, which the next line fills; with gradients a copy, for writing into a view would spoil the graph.
             seen = torch.cat((rows[:, :, :old], new), 2) if learns else rows[:, :, : end - first]
             rows[:, :, old : end - first] = new.detach()
             return seen

@@ -11,7 +11,7 @@ from model.cpu import FusedRMSNorm, Rows, decodes, multiply, normalize, trains_n
 class Linear(nn.Linear):
     """One or several matrices that read the same input, as one product.
 
-    parts: the rows of each matrix; Muon orthogonalises them separately.
+    parts: the rows of each matrix; the optimizer Muon moves them separately.
     """
 
     starts_at_zero = False

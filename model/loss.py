@@ -185,8 +185,8 @@ class _SummedNats(torch.autograd.Function):
         scored = is_scored[:, None]  # (N, 1)
         targets = targets.masked_fill(~is_scored, 0)[:, None]
 
-        # A synthetic task scores few targets: leave out the others, if to count them waits for no device (and a fake
-        # tensor has no numbers).
+        # A synthetic task scores few targets. On a CPU leave out the others; to count them on a GPU would wait for it,
+        # and a fake tensor has no numbers.
         leaves_out = x.is_cpu and type(targets) is Tensor and 0 < is_scored.sum() < len(is_scored)
         if leaves_out:
             rows, scored, targets = (t[is_scored] for t in (rows, scored, targets))

@@ -193,8 +193,8 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
     if torch.compiler.is_compiling():
         # torch's compiler fuses real arithmetic, but has no complex numbers.
         if x.is_cuda:
-            # Only the layout changes. The compiler stores the result in the order of the axes here, and FlashAttention
-            # its own in that of the queries: with the heads of a token side by side merge() copies nothing.
+            # Only the layout changes. FlashAttention returns its result in the memory order of the queries: if the
+            # heads of a token lie side by side there, merge() of the layer need not copy.
             pairs = pairs.transpose(-4, -3)  # (…, H, T, D/2, 2) -> (…, T, H, D/2, 2)
             rotation = rotation.unsqueeze(-3) if rotation.ndim == 3 else rotation.transpose(-4, -3)
         a, b = pairs.unbind(-1)

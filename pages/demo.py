@@ -140,5 +140,7 @@ def describe(checkpoint: Checkpoint) -> tuple[str, str]:
         # The page may be sent to others: it does not tell in which folder the text lies.
         path = settings.get("data.path") or ""
         title += f", trained on {text_of(settings, notes).replace(path, PurePath(path).name)}"
-        figures += f", trained with seed {settings['seed']}, {bpb:.4f} bits per byte"
+        if "seed" in settings:
+            figures += f", trained with seed {settings['seed']}"
+        figures += f", {bpb:.4f} bits per byte"
     return title, figures

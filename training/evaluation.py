@@ -27,7 +27,8 @@ def evaluation_tokens(config: TrainConfig, steps: int | None = None) -> int:
     eval_tokens, or a fifth of the inputs of eval_interval steps; in the last evaluation, given the run's `steps`, a
     fifth of all. Each input of a text has a target.
     """
-    # A forward pass takes a third of a step, so the evaluations take about a tenth of the time of a run.
+    # A forward pass takes a third of a step: the evaluations take a fifteenth of the time of a run, and the last one as
+    # much again.
     count = steps or config.eval_interval
     return config.eval_tokens or min(max(FEWEST_TOKENS, config.tokens_per_step * count // 5), MOST_TOKENS)
 

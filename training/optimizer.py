@@ -42,8 +42,8 @@ def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
 
     rows, columns, whole: weights of the blocks' linear layers, which Muon moves: those with a row for each channel of
         the heads or of the MLP (CHANNEL_ROWS), down_proj with a column for each channel of the MLP, and the others.
-        o_proj is whole, though it has a column for each channel of the heads: cut, it was 0.003 to 0.012 bits per byte
-        worse.
+        Muon, below, cuts the first two into slices. o_proj is whole, though it has a column for each channel of the
+        heads: cut, it was 0.003 to 0.012 bits per byte worse.
     thin: other matrices of the blocks, such as a gate's with one row for each head.
     embeddings, lm_head (untied), vectors (of norms, and biases): the rest.
     """
@@ -162,17 +162,18 @@ class Muon:
     a few large directions do not hide the others. orthogonalize() finds that about, by products of matrices alone.
 
     A matrix may also be many narrow maps: qkv_proj has a query, key and value for each head. It is cut into slices of
-    `width` channels, a head each, that are orthogonalised separately, at a fraction of the cost of the whole. With
-    C = n_embd and c channels of the heads or of the MLP (split_parameters() says which matrix is which):
+    `width` channels, a head each, that are orthogonalised separately, at a fraction of the cost of the whole. Its
+    update has about the norm that the whole matrix's would have, √C, however many slices there are. With C = n_embd and
+    c channels of the heads or of the MLP (split_parameters() says which matrix is which):
 
         kind      shape    slices                     moves by
         whole     (m, n)   itself                     √max(1, m/n) times its U Vᵀ
         rows      (c, C)   c / width of width rows    √min(1, C/c) times those of the slices
         columns   (C, c)   c / width of width columns the same
 
-    A slice has the norm √width and all of them √c, so that such an update has the norm √C, or √c if that is less, as
-    for the keys of grouped-query attention. For example, with C = 128 and heads of 32 channels an MLP's up_proj of 384
-    rows is 12 slices, times √(1/3).
+    For U Vᵀ of a slice has the norm √width, and all of them √c: times the factor, √C, or √c if c is less, as for the
+    keys of grouped-query attention. For example, with C = 128 and heads of 32 channels an MLP's up_proj of 384 rows is
+    12 slices, times √(1/3).
 
     Matrices of one shape are one batch, which the ranks divide among them.
     """
@@ -370,8 +371,8 @@ def schedule_factor(
     if step < warmup:
         return (step + 1) / (warmup + 1)
 
-    # Decay. A step took progress / step of the run on average, so the warm-up took `warmup` times that: of 100 steps
-    # with 10 of warm-up the rest is 0.9.
+    # Decay. A step took progress / step of the run on average, so the warm-up took `warmup` times that. Of 100 steps
+    # with 10 of warm-up 0.9 are left, at any step; in a run that time ends it is an estimate that changes.
     whole = 1 - progress * warmup / max(1, step)
     factor = decay(1 - progress, whole, schedule.decay_fraction) if whole > 0 else 1.0
     return schedule.final_factor + (1 - schedule.final_factor) * factor

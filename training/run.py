@@ -165,9 +165,9 @@ class Run:
     def save(self, *, finished: bool = False) -> bool:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
-        If it exists, only its meta.json is written. Returns False, and writes nothing, if a weight is not finite or
-        the last steps were skipped. At the end of a run skipped steps do not prevent it, and a loss or a weight that is
-        not finite raises SettingsError. Every rank must call.
+        If it exists, only its meta.json is written. Returns False, and writes nothing, if a weight is not finite or the
+        last steps were skipped (in fp16, only once its scale can fall no further). At the end of a run skipped steps do
+        not prevent it, and a loss or a weight that is not finite raises SettingsError. Every rank must call.
         """
         self.check_skipped_steps(finished=finished)
         with self.memory_errors_of("a save"):

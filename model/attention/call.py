@@ -45,7 +45,7 @@ class Indexer(NamedTuple):
     w: Float[Tensor, "B T J"]
     best: int
     learns: bool
-    """Whether a loss teaches it the weights of the attention."""
+    """Whether it is trained, by a loss, to score keys as the attention weighs them."""
 
 
 class Relative(NamedTuple):
@@ -79,7 +79,7 @@ class Call(NamedTuple):
     bias: Sum | None = None
     """A bias row_t + column_s, for which no matrix is made."""
     matrix: Bias = None
-    """A bias of any kind, finite."""
+    """A bias of any kind, finite: the mask hides keys."""
     relative: Relative | None = None
     """A bias that a query reads from profiles over the distance."""
     sink: Sink | None = None

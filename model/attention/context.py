@@ -25,7 +25,7 @@ class AttentionContext:
     cache         KVCache                     GPT          update_cache(), layer_cache(), …   None: T = S
     rotations     Rope: (T, D/2, 2)           GPT          rotate()                           those of past … past+T-1
     shared        name: any                   layers       value_residual, in later layers    none
-    loss          ()                          index        GPT, which adds its gradient       None outside training
+    loss          ()                          index        GPT, as a term of value 0          None outside training
     weights_only  bool                        weights()    heads() and its steps              False
     device        str                         GPT          compute()                          None: that of x
 

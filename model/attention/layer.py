@@ -54,7 +54,7 @@ Stream = Float[Tensor, "*lead T C"]
 Keys = Float[Tensor, "B _ S E"]
 NewKeys = Float[Tensor, "B _ T E"]
 NewValues = Float[Tensor, "B _ T F"]
-Heads = tuple[Query, Keys, Value]
+Heads = tuple[Query, NewKeys, NewValues]
 """The queries, keys and values of T new tokens."""
 
 
@@ -119,8 +119,8 @@ class MultiHeadAttention(nn.Module):
             self.phase = nn.Parameter(torch.zeros(self.kv_heads, 1, self.head_dim))
         self.alibi = config.position == "alibi"
 
-        # Projections. Modifiers may replace QK-norm, or give each head several queries: then make them anew, wider. To
-        # make them once would draw other weights from a seed.
+        # Projections. Modifiers may replace QK-norm, or give each head several queries: then make them anew, wider. The
+        # first ones only advance torch's generator, on which the weights of recorded runs depend.
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
         if any(cls.replaces_qk_norm for cls in classes.values()):
             config = replace(config, qk_norm=False)

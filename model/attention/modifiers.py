@@ -58,7 +58,7 @@ class Modifier(nn.Module):
     needs_doc_starts = False
     """Whether it sums up or shifts the past: it then needs the text's start, not a mask."""
     on_weights = False
-    """Whether finish() acts on weights too (ctx.weights_only): that of diff subtracts two."""
+    """Whether finish() acts on weights too (ctx.weights_only): diff's subtracts one map of weights from another."""
 
     def __init_subclass__(cls) -> None:
         hooks = ("mix", "score", "finish")

@@ -34,7 +34,10 @@ class Weighting:
     ignores_shifts: ClassVar[bool] = False
     """Whether a number that is added to all scores of a row changes no weight."""
     counts_keys: ClassVar[bool] = False
-    """Whether weights() may count keys from the last one, a query's own: a sink then stands before all others."""
+    """Whether weights() may count keys from the last one, a query's own, as stick does.
+
+    A sink then stands before all others.
+    """
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
     """The same weights by chunks of queries; None if there are no passes."""
 
