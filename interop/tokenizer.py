@@ -91,6 +91,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         "model_max_length": block_size,
         "bos_token": END_OF_TEXT,
         "eos_token": END_OF_TEXT,
+        "unk_token": END_OF_TEXT,  # as GPT-2's own has: no text has an unknown token, but converters read its name
         "pad_token": END_OF_TEXT,
         "padding_side": "left",  # on the right, padding would part a prompt from its continuation
         "model_input_names": ["input_ids", "attention_mask"],  # transformers 4 would add token_type_ids

@@ -56,6 +56,15 @@ def test_their_tokenizer_gives_our_ids(name, tmp_path):
     assert theirs.token_to_id(END_OF_TEXT) == ours.eot_token == back.eot_token
 
 
+def test_each_name_of_a_token_is_a_text_that_has_an_id(bpe, tmp_path):
+    """Converters copy the names, also that of an unknown token, which no text has; CTranslate2 reads no null."""
+    save_tokenizer_json(bpe, tmp_path, 16)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (special,) = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        assert settings[name] == special["content"] and special["id"] == bpe.eot_token, name
+
+
 def test_where_no_token_is_called_as_ours_the_first_that_ends_a_text_of_theirs_does(bpe, tmp_path):
     save_tokenizer_json(bpe, tmp_path, 16)
     file, end = tmp_path / "tokenizer.json", bpe.eot_token
