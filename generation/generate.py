@@ -34,7 +34,7 @@ from model.cache import DocStarts, KVCache, Tokens
 from model.gpt import GPT
 from model.layers import cumulative_sum
 from model.row import DecodedModel
-from model.surgery import uncompiled
+from model.surgery import check_head, uncompiled
 
 Logits = Float[Tensor, "B V"]
 
@@ -65,7 +65,7 @@ def generate(
     Each prompt has one sample, which ends where the model ends the document, before the first of params.stop, or after
     params.max_new_tokens. Whenever a piece of text is yielded, the model is in the mode (train or eval) that it had.
     Raises FloatingPointError when logits are not finite, and ValueError unless prompts are lists of token ids, with a
-    seed for each.
+    seed for each, and lm_head has a logit for each id.
     """
     if any(isinstance(prompt, str) for prompt in prompts):
         raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")
@@ -80,6 +80,7 @@ def generate(
 
     # 1) Prefill: read the prompts. From here on each row of the batch is a sample.
     logits = decoder.prefill(prompts, params.max_new_tokens)  # (B, V)
+    check_head(logits, decoder.model.config.vocab_size)
     allowed = allowed_ids(tokenizer, logits)
     samples = list(range(len(prompts)))  # the sample in each row
     for remaining in reversed(range(params.max_new_tokens)):

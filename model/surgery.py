@@ -88,6 +88,13 @@ def embedded(embedding: nn.Module, tokens: Tensor) -> Tensor:
     return x
 
 
+def check_head(logits: Tensor, vocab_size: int | None) -> None:
+    """Raise ValueError if logits are not of all ids, as those of a classifier in the place of lm_head."""
+    if vocab_size is not None and logits.shape[-1] < vocab_size:
+        problem = f"lm_head returned {logits.shape[-1]} logits for a vocabulary of {vocab_size} ids, vocab_size"
+        raise ValueError(f"{problem}: a classifier writes no text, and its logits are model(tokens, last=True).")
+
+
 def check_ids(embedding: nn.Module, tokens: Tensor) -> None:
     """Raise ValueError for an id that the vocabulary does not have."""
     # A person may have put a module around the embedding, such as one that learns a soft prompt.

@@ -293,3 +293,24 @@ def test_a_quantised_weight_is_called_wherever_its_numbers_might_be_read(attenti
     cache = KVCache(9)
     found = [model(tokens[:, :5], cache=cache), *(model(tokens[:, t : t + 1], cache=cache) for t in range(5, 9))]
     close(torch.cat(found, 1), doubled(tokens), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("outputs", [2, 256])
+def test_a_classifier_in_the_place_of_lm_head_learns_and_writes_no_text(outputs):
+    """Its loss is that of the last token; frozen parts stay, and the text would be of the first ids alone."""
+    model = random_gpt(vocab_size=257)
+    tokens = torch.randint(257, (4, 8))
+    classes = torch.tensor([0, 1, 1, 0])
+    model.requires_grad_(False)
+    model.lm_head = nn.Linear(32, outputs)
+    F.cross_entropy(model.train()(tokens, last=True)[:, -1], classes).backward()
+    stream = model.eval().final_norm(model.hidden(tokens))[:, -1]
+    wrong = (stream @ model.lm_head.weight.mT + model.lm_head.bias).softmax(-1) - F.one_hot(classes, outputs)
+    close(model.lm_head.weight.grad, wrong.mT @ stream / 4)
+    assert {name for name, weight in model.named_parameters() if weight.grad is not None} == {
+        "lm_head.weight",
+        "lm_head.bias",
+    }
+    encoding = make_tokenizer(TokenizerConfig(name="byte"), [])
+    with pytest.raises(ValueError, match=rf"lm_head returned {outputs} logits for a vocabulary of 257 ids"):
+        list(generate(model, encoding, [[256, 97]], seeds=[0], params=SamplingParams(max_new_tokens=2)))
