@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from data.tokenizer import read_tokenizer, save_tokenizer
 from model.attention import check_names
 from model.config import GPTConfig
 from model.gpt import GPT
+from model.surgery import uncompiled
 from model.weights import check_weights, load_weights, plain_weights, save_file
 
 T = TypeVar("T")
@@ -142,13 +143,23 @@ class Checkpoint:
         return self.encoding
 
 
-def save_checkpoint(directory: Path, *, model: GPT, tokenizer: Encoding | None, config: Any, **meta: Any) -> None:
-    """Write a checkpoint without optimizers; `config` is a dataclass with a field `model`.
+def save_checkpoint(directory: Path | str, *, model: GPT, tokenizer: Encoding | None, config: Any, **meta: Any) -> None:
+    """Write a new checkpoint without optimizers.
 
-    Raises SettingsError if the model is no longer that of its settings.
+    config: the settings of a run, a TrainConfig or the meta.config of another checkpoint. Those of the model are its
+    own, model.config. Raises SettingsError if the model is no longer that of its settings or the directory exists, and
+    ValueError for a config of something else.
     """
     check_weights(model)
-    write_checkpoint(directory, plain_weights(model), {}, Meta(asdict(config), **meta), tokenizer)
+    directory = Path(directory)
+    if directory.exists():
+        raise SettingsError(f"the checkpoint {directory} exists already", "choose another name, or remove it first")
+    settings = asdict(config) if is_dataclass(config) and not isinstance(config, type) else config
+    if not isinstance(settings, dict) or "model" not in settings:
+        problem = f"config is no settings of a run, but {type(config).__name__}"
+        raise ValueError(f"{problem}: pass TrainConfig(model=model.config), or a checkpoint's meta.config.")
+    settings = settings | {"model": asdict(uncompiled(model).config)}
+    write_checkpoint(directory, plain_weights(model), {}, Meta(settings, **meta), tokenizer)
 
 
 def write_checkpoint(

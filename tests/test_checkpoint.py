@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import common.files
 import runs.checkpoint as checkpoints
-from common.errors import CheckpointError, HuggingFaceError
+from common.errors import CheckpointError, HuggingFaceError, SettingsError
 from common.text import flat
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
@@ -335,3 +335,35 @@ def test_a_file_in_place_of_a_checkpoint_is_refused_unopened_with_what_to_give(t
     with pytest.raises(CheckpointError, match=rf"give its folder, {re.escape(str(tmp_path / 'step_1'))}"):
         load_checkpoint(tmp_path / "step_1" / "model.safetensors")
     load_checkpoint(tmp_path / "step_1")
+
+
+@pytest.mark.parametrize("settings", ["of a run", "of a checkpoint", "of another model"])
+def test_a_changed_model_is_kept_by_its_own_settings_in_a_new_directory(settings, tmp_path):
+    """The mean of two models' weights, whose logits before the softmax are not the mean of theirs."""
+    first, other = random_gpt(vocab_size=257), random_gpt(seed=1, vocab_size=257)
+    save_checkpoint(str(tmp_path / "one"), model=first, tokenizer=None, config=TrainConfig(model=first.config))
+    config = {
+        "of a run": TrainConfig(model=first.config),
+        "of a checkpoint": load_checkpoint(tmp_path / "one").meta.config,
+        "of another model": TrainConfig(model=GPTConfig(n_layer=7)),
+    }[settings]
+    mean = {name: (weight + other.state_dict()[name]) / 2 for name, weight in first.state_dict().items()}
+    first.load_state_dict(mean)
+    save_checkpoint(tmp_path / "mean", model=first, tokenizer=None, config=config)
+    read = load_checkpoint(tmp_path / "mean").model
+    assert read.config == first.config
+    assert all(torch.equal(weight, mean[name]) for name, weight in read.state_dict().items())
+
+    with pytest.raises(SettingsError, match=r"mean exists already: choose another name, or remove it first"):
+        save_checkpoint(tmp_path / "mean", model=other, tokenizer=None, config=config)
+    assert torch.equal(load_checkpoint(tmp_path / "mean").model.lm_head.weight, mean["lm_head.weight"])
+
+
+def test_a_config_that_is_no_settings_of_a_run_is_refused_before_anything_is_written(tmp_path):
+    """Meta is a dataclass too: a checkpoint with it could not be read, "damaged or incomplete"."""
+    model = random_gpt(vocab_size=257)
+    save_checkpoint(tmp_path / "one", model=model, tokenizer=None, config=TrainConfig(model=model.config))
+    for config in (load_checkpoint(tmp_path / "one").meta, model.config, TrainConfig, None, {}):
+        with pytest.raises(ValueError, match=r"no settings of a run, but \w+: pass TrainConfig\(model=model.config\)"):
+            save_checkpoint(tmp_path / "two", model=model, tokenizer=None, config=config)
+        assert not (tmp_path / "two").exists()
