@@ -192,3 +192,44 @@ def test_a_resized_vocabulary_gives_the_known_tokens_the_same_logits(tied):
         if vocab_size == 70:
             new = model(tokens).mean(-1, keepdim=True).expand(2, 8, 9)
             torch.testing.assert_close(logits[..., 61:], new, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"n_kv_head": 4, "attention": "stacked/sdpa+window"}, {"qkv_bias": True}], ids=str
+)
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_fewer_key_heads_are_the_means_of_those_they_replace(kv_heads, settings):
+    """Head by head; and where the replaced ones were equal the logits are the same."""
+    model = random_gpt(attention_window=5, **settings)
+    fewer = random_gpt(seed=1, attention_window=5, **settings | {"n_kv_head": kv_heads})
+    assert inherit(model.config, fewer.config) == fewer.config
+    copy_weights(model.get_parameter, fewer)
+    D, group = 8, 4 // kv_heads
+    for old, new in zip(model.attentions, fewer.attentions, strict=True):
+        for name, weight in old.qkv_proj.named_parameters():
+            heads, found = weight.view(12, D, -1), new.qkv_proj.get_parameter(name).view(4 + 2 * kv_heads, D, -1)
+            assert torch.equal(found[:4], heads[:4])
+            for first in (4, 8):  # keys, values
+                for head in range(kv_heads):
+                    mean = sum(heads[first + head * group + i] for i in range(group)) / group
+                    torch.testing.assert_close(found[4 + (first - 4) // 4 * kv_heads + head], mean)
+                    for i in range(group):
+                        heads.data[first + head * group + i] = mean
+    tokens = torch.randint(61, (2, 8))
+    torch.testing.assert_close(fewer(tokens), model(tokens), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "found, asked",
+    [
+        ({"n_kv_head": 2}, {"n_kv_head": 4}),
+        ({"n_head": 6, "n_embd": 48}, {"n_head": 6, "n_embd": 48, "n_kv_head": 3, "attention": "sdpa+gate"}),
+        ({"attention": "mla"}, {"attention": "mla", "n_kv_head": 2}),
+        ({"position": "pope"}, {"position": "pope", "n_kv_head": 2}),
+        ({"attention": "sdpa+value_embedding"}, {"attention": "sdpa+value_embedding", "n_kv_head": 2}),
+    ],
+    ids=str,
+)
+def test_key_heads_that_cannot_be_averaged_are_refused_with_their_number(found, asked):
+    with pytest.raises(SettingsError, match=r"it has (2|4|6|sdpa)\)"):
+        inherit(random_gpt(**found).config, random_gpt(**asked).config)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import tiktoken
 import torch
@@ -72,9 +73,11 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
         # A setting is free if no weight depends on it; of attention= that depends on the forms.
         free = f"model.{name}" in MAY_CHANGE_ON_INIT
         free |= name == "attention" and weights_of(found, value) == weights_of(found, found.attention)
-        if not free and value not in (None, settings[name]):
-            differing.append(f"model.{name}={format_value(value)} (it has {format_value(settings[name])})")
-        elif free and (name != "vocab_size" or value is not None):  # null keeps the pretrained vocabulary
+        free |= name == "n_kv_head" and can_pool(found, value)
+        known = found.kv_heads if name == "n_kv_head" else settings[name]  # null is a key head for each query head
+        if not free and value not in (None, known):
+            differing.append(f"model.{name}={format_value(value)} (it has {format_value(known)})")
+        elif free and (name not in ("vocab_size", "n_kv_head") or value is not None):  # null keeps the pretrained ones
             settings[name] = value
     if differing:
         remedy = "leave these settings out to continue with its weights, or leave out init_from"
@@ -95,9 +98,22 @@ def has_plain_weights(form: str) -> bool:
     return cls is MultiHeadAttention or cls.has_plain_weights
 
 
+def can_pool(config: GPTConfig, kv_heads: int | None) -> bool:
+    """Return whether a model's key heads can be averaged to `kv_heads`.
+
+    Only the size of qkv_proj may depend on their number.
+    """
+    layers = weights_of(config, config.attention)
+    is_plain = all(layer == ("sdpa", set()) for layer in layers) and config.position != "pope"
+    return is_plain and kv_heads is not None and config.kv_heads % kv_heads == 0
+
+
 @torch.no_grad()
 def copy_weights(read: Read, model: GPT) -> None:
-    """Copy pretrained weights into a fresh model, whose block_size and vocab_size may differ.
+    """Copy pretrained weights into a fresh model, whose block_size, vocab_size and n_kv_head may differ.
+
+    Fewer key heads are the means of those that they replace, and so are their values (Ainslie et al. 2023, section
+    2.1): the run learns to do with them.
 
     Surplus learned positions and tokens are dropped. New positions keep the fresh weights. A new token starts as the
     mean of all others, in the embedding and in lm_head. So it is as likely as an average token, and changes the others'
@@ -105,8 +121,11 @@ def copy_weights(read: Read, model: GPT) -> None:
     """
 
     def resized(name: str, fresh: Tensor) -> Tensor:
-        # Cut surplus rows, or add the missing ones.
         known = read(name)
+        if ".qkv_proj." in name and len(known) != len(fresh):
+            layer: Any = model.get_submodule(name.partition(".qkv_proj")[0])
+            return pooled(known, layer)
+        # Cut surplus rows, or add the missing ones.
         missing = len(fresh) - len(known)
         if missing <= 0:
             return known[: len(fresh)]
@@ -116,6 +135,14 @@ def copy_weights(read: Read, model: GPT) -> None:
         return torch.cat((known, new))
 
     load_weights(model, {name: resized(name, fresh.detach()) for name, fresh in model.named_parameters()})
+
+
+def pooled(rows: Tensor, layer: MultiHeadAttention) -> Tensor:
+    """Return qkv_proj's rows with neighbouring key heads, and their values, averaged to those of a layer."""
+    queries = layer.query_heads * layer.head_dim
+    q, kv = rows.split((queries, len(rows) - queries))
+    heads = kv.unflatten(0, (2, layer.kv_heads, -1, layer.head_dim))  # (2 old D, …) -> (2, Hkv, old / Hkv, D, …)
+    return torch.cat((q, heads.mean(2).flatten(0, 2)))
 
 
 def name_of_theirs(where: str) -> str | None:
