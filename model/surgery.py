@@ -89,7 +89,7 @@ def embedded(embedding: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def check_head(logits: Tensor, vocab_size: int | None) -> None:
-    """Raise ValueError if logits are not of all ids, as those of a classifier in the place of lm_head."""
+    """Raise ValueError if logits are fewer than the ids, as those of a classifier."""
     if vocab_size is not None and logits.shape[-1] < vocab_size:
         problem = f"lm_head returned {logits.shape[-1]} logits for a vocabulary of {vocab_size} ids, vocab_size"
         raise ValueError(f"{problem}: a classifier writes no text, and its logits are model(tokens, last=True).")

@@ -110,7 +110,9 @@ def can_pool(config: GPTConfig, kv_heads: int | None) -> bool:
 
 @torch.no_grad()
 def copy_weights(read: Read, model: GPT) -> None:
-    """Copy pretrained weights into a fresh model, whose block_size, vocab_size and n_kv_head may differ.
+    """Copy pretrained weights into a fresh model, whose sizes may differ.
+
+    These are block_size, vocab_size and n_kv_head.
 
     Fewer key heads are the means of those that they replace, and so are their values (Ainslie et al. 2023, section
     2.1): the run learns to do with them.
@@ -138,7 +140,7 @@ def copy_weights(read: Read, model: GPT) -> None:
 
 
 def pooled(rows: Tensor, layer: MultiHeadAttention) -> Tensor:
-    """Return qkv_proj's rows with neighbouring key heads, and their values, averaged to those of a layer."""
+    """Return rows of qkv_proj with key heads and their values averaged to a layer's."""
     queries = layer.query_heads * layer.head_dim
     q, kv = rows.split((queries, len(rows) - queries))
     heads = kv.unflatten(0, (2, layer.kv_heads, -1, layer.head_dim))  # (2 old D, …) -> (2, Hkv, old / Hkv, D, …)
