@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from functools import partial
@@ -18,7 +18,7 @@ from common.files import os_errors_named, read_foreign, reading, regular, user_p
 from common.text import plural, visible
 from data.encoding import decode_text
 from data.formats import Record, csv_header, csv_records, is_named, json_array, json_records
-from data.tokenizer import replace_surrogates
+from data.tokenizer import END_OF_TEXT, replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
 from runs.checkpoint import WEIGHTS, Checkpoint
@@ -44,6 +44,20 @@ def read_text(setting: str, where: str) -> str:
         lost = f"{plural(damage.broken, 'byte')} that are not UTF-8, first in {damage.place}"
         print_error(f"{setting}={visible(where)}: U+FFFD stands for {lost}.")
     return text
+
+
+def tell_literal(prompts: Iterable[str], typed: str = "") -> None:
+    """Tell of signs in prompts that other programs read as tokens or line ends, and this one as letters.
+
+    typed: the prompt that was typed as an argument.
+    """
+    count = sum(END_OF_TEXT in prompt for prompt in prompts)
+    if count:
+        remedy = "leave it out, for each prompt begins a document"
+        print_error(f"{plural(count, 'prompt')} with {END_OF_TEXT}, which is read as letters: {remedy}.")
+    if "\\n" in typed:
+        remedy = "$'first\\nsecond' in bash, or prompt_file=FILE, has a line end"
+        print_error(f"prompt= has \\n, which is read as two letters: {remedy}.")
 
 
 def read_prompts(where: str) -> list[Prompt]:
@@ -119,6 +133,8 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
         for prompt in prompts
         for number in range(config.num_samples)
     ]
+    different = {(job.prompt["prompt"], 0 if is_greedy(config) else job.seed) for job in jobs}
+    tell_equal(len(jobs), len(different), config)
     made_by = sampler_hash(checkpoint, config)
     with ExitStack() as stack:
         # Open the file, and skip what it has.
@@ -145,6 +161,23 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
             for result in results:
                 write(json.dumps(result, ensure_ascii=False) + "\n")
             bar.update(len(batch))
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Return whether each step takes the likeliest token, so that the seed makes no difference."""
+    return params.temperature == 0 or params.top_k == 1
+
+
+def tell_equal(samples: int, different: int, config: SampleConfig) -> None:
+    """Tell how many samples repeat another, if fewer are different."""
+    if different == samples:
+        return
+    cause = "the same prompt and seed"
+    remedy = "num_samples=N writes N of each prompt with the seeds from its own on, or give each record a seed"
+    if is_greedy(config):
+        cause = "the same prompt, with the likeliest token at each step"
+        remedy = "raise temperature" if config.temperature == 0 else "leave out top_k=1"
+    print_error(f"{plural(samples - different, 'sample')} of {samples:,} repeat another of {cause}: {remedy}.")
 
 
 def sampler_hash(checkpoint: Checkpoint, config: SampleConfig) -> str:

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import tiktoken
 
-from cli.prompts import read_prompts, read_text, write_results
+from cli.prompts import is_greedy, read_prompts, read_text, tell_equal, tell_literal, write_results
 from common.console import say
 from common.errors import CheckpointError, SettingsError, format_value
 from common.settings import from_arguments
@@ -32,6 +32,7 @@ def write_samples(config: SampleConfig) -> None:
     # Read the prompt first: its mistakes need not wait for the model.
     prompt = read_text("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
     prompts = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
+    tell_literal([each["prompt"] for each in prompts], config.prompt)
     # Load the model, and convert its weights.
     run_code(config.code)
     checkpoint = open_checkpoint(config.checkpoint, device)
@@ -70,6 +71,8 @@ def print_samples(
     if len(tokens) > model.config.block_size:
         size = f"The prompt has {len(tokens):,} tokens, but the model sees {model.config.block_size:,}"
         print(f"{size}: only its end is read.", file=sys.stderr)
+
+    tell_equal(count, 1 if is_greedy(config) else count, config)  # seeds differ
 
     def heading(number: int) -> str:
         if count == 1:

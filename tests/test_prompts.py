@@ -13,7 +13,7 @@ from conftest import random_gpt, run_here, some
 from cli.prompts import read_prompts
 from common.errors import DataError, SettingsError
 from data.config import TokenizerConfig
-from data.tokenizer import make_tokenizer
+from data.tokenizer import END_OF_TEXT, make_tokenizer
 from generation.config import SampleConfig
 from generation.generate import Decoder
 from runs.checkpoint import save_checkpoint
@@ -209,3 +209,36 @@ def test_records_that_are_no_prompts_are_refused_with_their_place(tmp_path, name
 def test_files_that_cannot_be_are_refused_by_name(write, settings, message):
     with pytest.raises(SettingsError, match=message):
         write("ab\n", **settings)
+
+
+EQUAL = {
+    "lines": ("ab\nab\nc\nab\n", {}, "2 samples of 4 repeat another of the same prompt and seed: num_samples=N"),
+    "seeds that meet": (
+        '{"prompt": "ab", "seed": 1}\n{"prompt": "ab", "seed": 2}\n',
+        {"num_samples": 2},
+        "1 sample of 4 repeat another",
+    ),
+    "greedy": ("ab\n", {"num_samples": 3, "temperature": 0.0}, "2 samples of 3 repeat .* raise temperature"),
+    "the likeliest": ("ab\nc\n", {"num_samples": 2, "top_k": 1}, "2 samples of 4 repeat .* leave out top_k=1"),
+    "other seeds": ('{"prompt": "ab", "seed": 1}\n{"prompt": "ab", "seed": 2}\n', {}, ""),
+    "other prompts": ("ab\nabc\n", {"num_samples": 2}, ""),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_samples_that_repeat_others_are_counted(write, capsys, name):
+    content, settings, told = EQUAL[name]
+    results = write(content, **settings)
+    repeated = len(results) - len({(result["prompt"], result["text"]) for result in results})
+    said = capsys.readouterr().err
+    assert ("repeat" in said) == bool(told) == bool(repeated)
+    assert re.search(told, said) and (not told or f"{repeated} sample" in said)
+
+
+def test_signs_of_a_prompt_that_are_read_as_letters_are_told(write, checkpoint, capsys):
+    write(f"{END_OF_TEXT}ab\nab\\n\nc {END_OF_TEXT}\n")
+    assert f"2 prompts with {END_OF_TEXT}, which is read as letters: leave it out" in capsys.readouterr().err
+    for prompt, told in (("ab\\nc", True), ("ab\nc", False), ("\\d", False)):
+        sample(SampleConfig(checkpoint=str(checkpoint), device="cpu", max_new_tokens=1, prompt=prompt))
+        said = capsys.readouterr()
+        assert ("two letters" in said.err) == told and said.out.startswith(prompt)
