@@ -4,6 +4,7 @@ A format is a name of FORMATS. data/encoding.py tells whether the text of a file
 """
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -13,8 +14,9 @@ import re
 import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
@@ -138,11 +140,16 @@ def jq(file: str, program: str) -> str:
 
 def into_lines(file: str, command: str) -> str:
     """Return the command that runs `command` on a file and writes JSON lines beside it."""
-    with Path(file).open("rb") as stream:
-        start = stream.read(max(map(len, PACKINGS)))
-    unpack = next((packing[1] for magic, packing in PACKINGS.items() if start.startswith(magic)), None)
+    unpack = unpacking(file)
     quoted = shlex.quote(file)
     return f"{f'{unpack} {quoted} | {command}' if unpack else f'{command} {quoted}'} > {stem_of(file)}.lines.jsonl"
+
+
+def unpacking(file: str) -> str:
+    """Return the command that unpacks a file; "" if it is not packed."""
+    with Path(file).open("rb") as stream:
+        start = stream.read(max(map(len, PACKINGS)))
+    return next((packing[1] for magic, packing in PACKINGS.items() if start.startswith(magic)), "")
 
 
 def is_named(file: str, format: str) -> bool:
@@ -289,6 +296,9 @@ def json_mistake(text: str, error: ValueError | RecursionError) -> tuple[int, st
         )
     if error.msg.startswith("Invalid control character"):
         return error.pos, "a line end or tab within a string", "write it as \\n or \\t"
+    # A string has ended, and no sign of JSON follows, or a quote at once: its last quote was a letter of the text.
+    if before.endswith('"') and (re.match(r'[^",:{}\[\]]', rest) or text[error.pos - 1 : error.pos + 1] == '""'):
+        return error.pos, "a quote within a string", 'write it as \\"'
     return error.pos, f"{error.msg}, column {error.colno}", "fix it or leave it out"
 
 
@@ -299,7 +309,9 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     """
     delimiter, names = csv_header(lines, source)
     if field not in names:
-        raise missing_field(source, field, names)
+        error = missing_field(source, field, names)
+        error.remedy += f"; if line 1 is a record and names no columns, {with_names(lines, source, field)}"
+        raise error
     # The limit is the process's: a document may be longer than the 131,072 characters to which Python sets it.
     before = csv.field_size_limit(1 << 30)
     begins = 1
@@ -325,6 +337,30 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
         raise DataError(f"line {begins} is not CSV ({first_line(error)})", remedy, value=source) from error
     finally:
         csv.field_size_limit(before)
+
+
+def with_names(lines: TextIO, source: str, field: str) -> str:
+    """Return the step that names the columns of a table without names.
+
+    The column with the longest values gets the name of the text, `field`.
+    """
+    # The first rows have the most values, and each as many, if they are divided by the right character.
+    tables = {}
+    for delimiter in DELIMITERS:
+        lines.seek(0)
+        with suppress(csv.Error):  # quotes that mean nothing with this delimiter
+            tables[delimiter] = [row for row in islice(csv.reader(lines, delimiter=delimiter), 100) if row] or [[""]]
+    even = {delimiter: rows for delimiter, rows in tables.items() if len({*map(len, rows)}) == 1} or {",": [[""]]}
+    delimiter = max(even, key=lambda each: len(even[each][0]))
+    columns = [*zip(*even[delimiter], strict=True)]
+    longest = max(columns, key=lambda column: sum(map(len, column)))
+    names = [field if column is longest else f"c{number}" for number, column in enumerate(columns, start=1)]
+    with Path(source).open("rb") as stream:
+        has_mark = stream.read(3) == codecs.BOM_UTF8  # which would stand within the text
+    read = unpacking(source) or ("tail -c +4" if has_mark else "cat")
+    ending = ".tsv" if delimiter == "\t" else ".csv"
+    command = f"(echo {shlex.quote(delimiter.join(names))}; {read} {shlex.quote(source)})"
+    return f"{command} > {stem_of(source)}.named{ending} gives them names"
 
 
 def are_letters(lines: TextIO, width: int) -> bool:
@@ -454,20 +490,24 @@ def without_text(record: Record, field: str, format: str) -> DataError:
     """
     source, place, fields = record
     names = text_fields(fields)
+    each_record = ".[] | " if format == "json" else ""
     others: dict[str, Any]
+    numbers = ""
     try:
         value = value_of(fields, field)
         fault = f"{place}: data.text_field={field} is not text ({value!r:.40})"
         others = {field: value}
+        # Such as a title that is a year. Other records may have NaN, which stands for no text.
+        if format and isinstance(value, (int, float)) and not isinstance(value, bool):
+            program = f"{each_record}({path_of(fields, field)} | numbers | select(isnan | not)) |= tostring"
+            numbers = f"; {jq(source, program)} writes numbers as text"
     except KeyError:
         fault = f"{place} has no field data.text_field={field}"
         others = {} if names else fields
     # A conversation is a list of objects: jq joins its strings.
     for name, value in others.items():
         if format and isinstance(value, (list, dict)) and '"' in json.dumps(value):
-            each_record = ".[] | " if format == "json" else ""
-            parts = [name] if name in fields else name.split(".")
-            path = "".join(f".{json.dumps(part)}" for part in parts)
+            path = path_of(fields, name)
             if isinstance(value, list) and all(isinstance(each, dict) and field in each for each in value):
                 step = f"{jq(source, f'{each_record}{path}[]')} makes lines of its records"
             else:
@@ -475,15 +515,20 @@ def without_text(record: Record, field: str, format: str) -> DataError:
                 step = f"{jq(source, each_record + joined)} joins the strings in {name}"
             return DataError(fault, step, value=source)
     remedy = f"choose one of {', '.join(names)}" if names else "choose another field"
-    remedy += ", or data=text" * bool(format)
+    remedy += ", or data=text" * bool(format) + numbers
     # Such as a question and its answer: one alone would lose half of the text. Other records may have one that is null.
     pair = [name for name, value in fields.items() if isinstance(value, str) or value is None]
     if format in ("json", "jsonl") and len(names) > 1 and {*names} <= {*pair} and len(pair) <= MOST_JOINED:
         paths = ", ".join(f".{json.dumps(name)}" for name in pair)
-        each_record = ".[] | " if format == "json" else ""
         program = f'{each_record}{{{json.dumps(field)}: [{paths}] | join("\\n")}}'
         remedy += f"; {jq(source, program)} joins them"
     return DataError(fault, remedy, value=source)
+
+
+def path_of(record: dict[str, Any], field: str) -> str:
+    """Return the path of a record's field in jq: ."content"."text" for content.text."""
+    parts = [field] if field in record else field.split(".")
+    return "".join(f".{json.dumps(part)}" for part in parts)
 
 
 def missing_field(source: str, field: str, names: Sequence[str], is_text: bool = True) -> DataError:

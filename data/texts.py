@@ -247,7 +247,7 @@ class Source:
                 text = value_of(record.fields, field)
             except KeyError:
                 raise without_text(record, field, format) from None
-            if text is None:
+            if text is None or text != text:  # NaN, as pandas has it
                 self._note(f"Records left out whose {field} is null", 1, where)
             elif isinstance(text, str):
                 text, replaced = replace_surrogates(text)

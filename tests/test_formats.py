@@ -3,6 +3,7 @@
 import bz2
 import csv
 import gzip
+import io
 import json
 import lzma
 import re
@@ -218,6 +219,23 @@ def test_csv_that_would_lose_text_is_refused_with_its_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("kind", ["plain", "packed", "marked"])
+def test_the_step_that_is_named_gives_names_to_a_table_without_any(tmp_path, delimiter, kind):
+    rows = [[str(number), story] for number, story in enumerate(STORIES)]
+    written = io.StringIO(newline="")
+    csv.writer(written, delimiter=delimiter, lineterminator="\n").writerows(rows)
+    content = written.getvalue().encode()
+    file = tmp_path / f"my table.csv{'.gz' * (kind == 'packed')}"
+    file.write_bytes(gzip.compress(content) if kind == "packed" else b"\xef\xbb\xbf" * (kind == "marked") + content)
+    with pytest.raises(DataError, match="if line 1 is a record and names no columns, ") as caught:
+        read(file)
+    command = re.search(r"names no columns, (.*) gives them names", caught.value.remedy)[1]
+    subprocess.run(["bash", "-c", command], check=True)
+    named = next(tmp_path.glob("*.named.*"))
+    assert read(named)[0] == STORIES and read(named, text_field="c1")[0] == [number for number, _ in rows]
+
+
 UNQUOTED = {
     "one opens": ['"So', "it goes", 'a "b" c'],
     "one opens, another closes": ['"So', "it goes", 'he said."', "end"],
@@ -323,6 +341,11 @@ MISTAKES = {
     f"[\n{ONE},\n": ("line 3", "it ends within a record"),
     f'[\n{ONE},\n{{"text": "tw': ("line 3", "it ends within a record"),
     '[\n{"text": "one\ntwo"}]': ("line 2", "a line end or tab within a string"),
+    '[\n{"text": "she said "go" and left"}]': ("line 2", "a quote within a string"),
+    '[{"a": "b", "text": "{ "country": 1 }"}]': ("line 1", "a quote within a string"),
+    '[{"text": "a 5" disk"}]': ("line 1", "a quote within a string"),
+    '[{"text": "she said ""go"""}]': ("line 1", "a quote within a string"),
+    '[{"a": "b" "text": "c"}]': ("line 1", "Expecting ',' delimiter, column 12"),
     f"[\n{ONE}\n{ONE}]": ("line 3", "Expecting ',' delimiter, column 1"),
 }
 
@@ -368,6 +391,23 @@ def test_a_question_and_its_answer_are_joined_by_the_command_that_is_named(tmp_p
         read(file)
     subprocess.run(["sh", "-c", re.search(r"jq -c .*\.lines\.jsonl", caught.value.remedy)[0]], check=True)
     assert read(tmp_path / "a.lines.jsonl")[0] == ["2 + 2?\n\n4", 'Say "hi"\nat once\nhi']
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+def test_numbers_become_texts_by_the_command_that_is_named_and_nan_stands_for_none(tmp_path, ending):
+    records = [{"in": {"title": title}} for title in ("Emma", float("nan"), None, 1984, 2.5)]
+    write = lambda some: json.dumps(some) if ending == "json" else "\n".join(map(json.dumps, some))  # noqa: E731
+    file = tmp_path / f"a.{ending}"
+    file.write_text(write(records[:3]))
+    found, source = read(file, text_field="in.title")
+    assert found == ["Emma"] and source.notes["Records left out whose in.title is null"][0] == 2
+    file.write_text(write(records))
+    with pytest.raises(DataError, match=r"data\.text_field=in\.title is not text \(1984\): .*jq -c ") as caught:
+        read(file, text_field="in.title")
+    if not shutil.which("jq"):
+        pytest.skip("jq is not here")
+    subprocess.run(["sh", "-c", re.search(r"jq -c .*\.lines\.jsonl", caught.value.remedy)[0]], check=True)
+    assert read(tmp_path / "a.lines.jsonl", text_field="in.title")[0] == ["Emma", "1984", "2.5"]
 
 
 def test_an_array_that_is_too_large_to_be_read_whole_names_the_command_that_makes_lines_of_it(tmp_path, monkeypatch):
