@@ -12,10 +12,10 @@ import shlex
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -420,8 +420,14 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
             if path.startswith("http"):
                 remedy = f"curl -LO {shlex.quote(path)} downloads it; then give the file"
         elif len(several) > 1 and all(part and user_path(setting, part).exists() for part in several):
-            folder = f"{setting}=texts"
-            remedy = f"mkdir texts && cp -r {shlex.join(several)} texts/ makes a folder of them: then set {folder}"
+            folder = next(name for name in chain(["texts"], map("texts{}".format, count(2))) if not Path(name).exists())
+            names = [Path(part).name for part in several]
+            copied = f"mkdir {folder} && cp -r {shlex.join(several)} {folder}/"
+            if len({*names}) < len(names):  # such as train.txt of two folders
+                numbered = [f"{folder}/{number}" for number, _ in enumerate(several, start=1)]
+                copies = [shlex.join(("cp", "-r", *pair)) for pair in zip(several, numbered, strict=True)]
+                copied = f"mkdir -p {' '.join(numbered)} && {' && '.join(copies)}"
+            remedy = f"{copied} makes a folder of them: then set {setting}={folder}"
         raise DataError(problem, remedy)
     return files
 

@@ -382,6 +382,18 @@ def test_several_paths_and_an_address_are_refused_with_what_to_type(tmp_path, mo
         texts = Source(DataConfig(path=setting.removeprefix("data.path="))).documents()
         assert ["".join(text) for text in texts] == ["a.txt", "my b.txt"]
         shutil.rmtree("texts")
+    # Files of one name, beside a folder that is there already.
+    (tmp_path / "texts").mkdir()
+    for folder in ("x", "my y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(folder)
+    with pytest.raises(DataError) as caught:
+        Source(DataConfig(path="x/a.txt,my y/a.txt,a.txt"))
+    command, setting = re.fullmatch(
+        "(.*) makes a folder of them: then set data.path=(.*)", caught.value.remedy
+    ).groups()
+    subprocess.run(["bash", "-c", command], check=True)
+    assert read(Source(DataConfig(path=setting))) == ["x", "my y", "a.txt"] and setting != "texts"
     with pytest.raises(DataError, match=r"curl -LO 'https://a\.b/c\.txt\?d&e' downloads it"):
         Source(DataConfig(path="https://a.b/c.txt?d&e"))
     with pytest.raises(DataError, match="give a file, a folder"):
