@@ -39,7 +39,7 @@ from common.files import (
 from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
 from data.overlap import overlap
-from data.texts import Source, fingerprint, sizes_of
+from data.texts import Source, fingerprint, sizes_of, splits_apart
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 
 FORMAT = 6  # changes with the content of the cache: older folders are then prepared again
@@ -203,6 +203,9 @@ def make_folder(
                 raise DataError(fault, remedy, setting=each.setting, value=each.value)
             for line in each.note_lines():
                 log(line)
+        apart = splits_apart(source.files) if config.path else ""
+        if apart:
+            log(f"Files whose names tell splits of a data set are one text here; {apart} keeps them apart.")
         if validation and not validation.count:
             fault = f"has no text ({validation.describe()})"
             raise DataError(fault, "give a text", setting=validation.setting, value=validation.value)

@@ -57,6 +57,9 @@ FORMAT_OF_SOURCE = {
 
 LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells its remedy)"
 
+SPLIT_WORD = re.compile(r"(?i)(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|held_?out)(?![a-z])")
+"""The words by which a name of a file or folder tells a split of a data set."""
+
 Files = dict[str, tuple[int, int]]
 """{path: (size, mtime_ns)}."""
 
@@ -430,6 +433,38 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
             remedy = f"{copied} makes a folder of them: then set {setting}={folder}"
         raise DataError(problem, remedy)
     return files
+
+
+def splits_apart(files: Iterable[str]) -> str:
+    """Return the settings that keep the splits of a data set apart, "" if the names of its files tell none.
+
+    Splits are files or folders whose names differ by a SPLIT_WORD, and perhaps by numbers: wiki.train.tokens and
+    wiki.valid.tokens, train/ and test/.
+    """
+    paths = [Path(file) for file in files]
+    root = Path(os.path.commonpath([path.parent for path in paths])) if paths else Path()
+    # {the name without its word and numbers: {the word: its files or folders}}.
+    named: dict[Path, dict[str, set[Path]]] = {}
+    for path in paths:
+        for place in (*reversed(path.relative_to(root).parents), path.relative_to(root)):
+            words = SPLIT_WORD.findall(place.name)
+            if words:
+                same = place.with_name(re.sub(r"\d+", "0", SPLIT_WORD.sub("split", place.name)))
+                named.setdefault(same, {}).setdefault(words[-1].lower(), set()).add(root / place)
+                break
+    for by_word in named.values():
+        learned = next((word for word in by_word if word.startswith("train")), None)
+        held_out = sorted(by_word.keys() - {learned}, key=lambda word: (not word.startswith(("val", "dev")), word))
+        if learned and held_out:
+            typed = zip(("data.path", "data.val_path"), (learned, held_out[0]), strict=True)
+            return " ".join(shlex.quote(f"{setting}={one_path(by_word[word])}") for setting, word in typed)
+    return ""
+
+
+def one_path(places: Collection[Path]) -> str:
+    """Return a path, or for several that differ by numbers their glob."""
+    first = min(places)
+    return str(first if len(places) == 1 else first.with_name(re.sub(r"\d+", "*", first.name)))
 
 
 def matches(pattern: Path) -> list[Path]:

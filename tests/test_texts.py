@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from common.errors import DataError, SettingsError
 from data import texts
 from data.config import WITH_PATH, DataConfig, TaskConfig, TokenizerConfig
-from data.texts import LEFT_OUT, Source, divided
+from data.texts import LEFT_OUT, Source, divided, splits_apart
 from data.tokenizer import END_OF_TEXT, LONGEST
 
 
@@ -398,6 +399,40 @@ def test_several_paths_and_an_address_are_refused_with_what_to_type(tmp_path, mo
         Source(DataConfig(path="https://a.b/c.txt?d&e"))
     with pytest.raises(DataError, match="give a file, a folder"):
         Source(DataConfig(path="a.txt,none.txt"))
+
+
+# {the files of a data set: those that data.path and data.val_path name, or none}.
+SPLITS = {
+    ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"): ("wiki.train.tokens", "wiki.valid.tokens"),
+    ("train.csv", "test.csv", "README.md"): ("train.csv", "test.csv"),
+    ("ptb/train/a.txt", "ptb/train/b/c.txt", "ptb/dev/d.txt"): ("ptb/train", "ptb/dev"),
+    ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "validation-00000-of-00001.jsonl"): (
+        "train-*-of-*.jsonl",
+        "validation-00000-of-00001.jsonl",
+    ),
+    ("set1.Training.txt", "set2.Held_out.txt"): ("set1.Training.txt", "set2.Held_out.txt"),
+    ("train.txt",): None,
+    ("trainer.py", "tests/a.py", "latest.txt", "value.txt", "train.txt"): None,
+    ("valid.txt", "test.txt"): None,
+    ("train.py", "test.txt"): None,
+}
+
+
+@pytest.mark.parametrize("names", SPLITS)
+def test_the_settings_that_keep_the_splits_of_a_data_set_apart_are_named(tmp_path, names):
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    wanted = SPLITS[names]
+    settings = dict(each.split("=") for each in shlex.split(splits_apart(Source(DataConfig(path=str(tmp_path))).files)))
+    if wanted is None:
+        assert not settings
+    else:
+        assert settings == {"data.path": f"{tmp_path}/{wanted[0]}", "data.val_path": f"{tmp_path}/{wanted[1]}"}
+        learned, held = (
+            read(Source(DataConfig(path=path, text_field="text", source="text"))) for path in settings.values()
+        )
+        assert learned and held and not {*learned} & {*held} and all("rain" in text for text in learned)
 
 
 def test_line_ends_of_windows_and_old_macs_are_told_wherever_they_begin(tmp_path):
