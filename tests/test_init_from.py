@@ -233,3 +233,28 @@ def test_fewer_key_heads_are_the_means_of_those_they_replace(kv_heads, settings)
 def test_key_heads_that_cannot_be_averaged_are_refused_with_their_number(found, asked):
     with pytest.raises(SettingsError, match=r"it has (2|4|6|sdpa)\)"):
         inherit(random_gpt(**found).config, random_gpt(**asked).config)
+
+
+RATES = {
+    (
+        2e-5,
+        0.1,
+        0.008,
+    ): "optimizer.embedding_lr=0.1 (embeddings, norms and biases) and optimizer.lm_head_lr=0.008 (lm_head)",
+    (2e-3, 0.1, None): "optimizer.embedding_lr=0.1 (embeddings, norms and biases)",
+    (2e-5, None, None): "",
+    (0.0021, 0.1, 0.008): "",
+    (0.02, 0.1, 0.008): "",
+}
+
+
+@pytest.mark.parametrize("rates", RATES)
+def test_a_low_rate_of_the_matrices_alone_is_told_with_the_others_which_null_makes_equal(rates, other_text, caplog):
+    names = ("lr", "embedding_lr", "lm_head_lr")
+    config = replace(other_text, optimizer=replace(other_text.optimizer, **dict(zip(names, rates, strict=True))))
+    with open_run(config) as run:
+        groups = [group for optimizer in run.optimizers for group in optimizer.param_groups]
+    assert {group["peak_lr"] for group in groups if group["params"]} == {rate or rates[0] for rate in rates}
+    said = [message for message in caplog.messages if "leaves" in message]
+    wanted = f"optimizer.lr={rates[0]:g} leaves {RATES[rates]}: for one rate of all set optimizer.embedding_lr=null "
+    assert [message[: len(wanted)] for message in said] == [wanted] * bool(RATES[rates])

@@ -40,7 +40,7 @@ from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
 from runs.directory import lock_run, log_to, make_run_directory
 from runs.plugins import run_code
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
-from training.config import TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.device import (
     batch_to_device,
     can_compile,
@@ -108,6 +108,7 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
             note = stack.enter_context(threads_of_run(kept))
         run = build_run(config, ranks, device, saved)
         run.threads_note = note
+        tell_rates(config.optimizer)
         if ranks.is_first:
             prepare_directory(run, saved, log_handler, stack)
         run.directory = ranks.broadcast_object(run.directory)
@@ -165,6 +166,19 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         restore(run, saved)
         check_end(run)
     return run
+
+
+def tell_rates(optimizer: OptimizerConfig) -> None:
+    """Warn if the rate of the matrices is at most a tenth of the usual one, and another rate is not."""
+    usual = OptimizerConfig()
+    left = []
+    for name, parts in (("embedding_lr", "embeddings, norms and biases"), ("lm_head_lr", "lm_head")):
+        rate = getattr(optimizer, name)
+        if rate and rate / optimizer.lr >= 10 * getattr(usual, name) / usual.lr:
+            left.append(f"optimizer.{name}={rate:g} ({parts})")
+    if left:
+        remedy = "for one rate of all set optimizer.embedding_lr=null optimizer.lm_head_lr=null"
+        log.warning("optimizer.lr=%g leaves %s: %s.", optimizer.lr, " and ".join(left), remedy)
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
