@@ -88,6 +88,10 @@ ALIASES = {
     "per_device_eval_batch_size": "eval_batch_size",
     "gradient_accumulation_steps": "micro_batch_size: batch_size has all sequences of a step, taken so many at a time",
     "gradient_accumulation_iters": "micro_batch_size: batch_size has all sequences of a step, taken so many at a time",
+    **dict.fromkeys(
+        ("freeze_layers", "num_layers_freeze", "num_frozen_layers", "trainable_layers"),
+        "freeze: a list of parts, such as '[token_embedding,blocks.0,blocks.1]'",
+    ),
     "max_grad_norm": "grad_clip",
     "gradient_clip_val": "grad_clip",
     "gradient_checkpointing": "recompute: recompute=block",

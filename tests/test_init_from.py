@@ -1,5 +1,6 @@
 """Fine-tuning: a new run that begins with another's weights, shape and tokenizer."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -258,3 +259,52 @@ def test_a_low_rate_of_the_matrices_alone_is_told_with_the_others_which_null_mak
     said = [message for message in caplog.messages if "leaves" in message]
     wanted = f"optimizer.lr={rates[0]:g} leaves {RATES[rates]}: for one rate of all set optimizer.embedding_lr=null "
     assert [message[: len(wanted)] for message in said] == [wanted] * bool(RATES[rates])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "matmul+gate+sink", "delta", "mla"])
+@pytest.mark.parametrize("parts", [["token_embedding", "blocks.0"], ["lm_head"], ["blocks.0.mlp", "final_norm"]])
+def test_frozen_parts_stay_to_the_bit_and_the_others_get_the_gradients_that_they_had(other_text, attention, parts):
+    config = replace(other_text, model=replace(other_text.model, attention=attention, n_layer=2, dropout=0.0))
+    config = replace(config, optimizer=replace(config.optimizer, weight_decay=0.5), max_steps=1)
+    gradients, weights = [], []
+    for frozen in (None, parts):
+        with open_run(replace(config, freeze=frozen, run_dir=f"{config.run_dir}{frozen is None}")) as run:
+            before = {name: weight.detach().clone() for name, weight in run.model.named_parameters()}
+            with torch.random.fork_rng():
+                batch = run.data.train_batch(0, 0, run.micro_batch_size)
+                run.model.loss(*(torch.from_numpy(ids) for ids in batch[:2])).backward()
+            gradients.append({name: weight.grad for name, weight in run.model.named_parameters()})
+            run.model.zero_grad()
+            train_step(run, 0)
+            weights.append({name: torch.equal(before[name], weight) for name, weight in run.model.named_parameters()})
+    is_frozen = {name: any(f"{name}.".startswith(f"{part}.") for part in parts) for name in before}
+    assert any(is_frozen.values()) and not all(is_frozen.values())
+    for name, gradient in gradients[1].items():
+        assert (gradient is None) == is_frozen[name]
+        assert gradient is None or torch.allclose(gradient, gradients[0][name], rtol=1e-4, atol=1e-6)
+        assert weights[1][name] or not is_frozen[name]
+        assert weights[1][name] == weights[0][name] or is_frozen[name]
+
+
+def test_a_frozen_run_resumes_to_its_bits_and_with_other_parts_only_if_that_is_allowed(other_text, tmp_path):
+    config = replace(other_text, freeze=["blocks.0", "token_embedding"], max_steps=6, eval_interval=6)
+    train(replace(config, run_dir=str(tmp_path / "whole")))
+    stopped_run = stopped(replace(config, run_dir=str(tmp_path / "stopped")), 3)
+    with pytest.raises(SettingsError, match=r"freeze=null \(was \[blocks\.0,token_embedding\]\)"):
+        train(replace(stopped_run, freeze=None))
+    train(stopped_run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (["token_embedding", "blocks", "final_norm", "lm_head"], "leaves no weight to train: leave a part out"),
+        (["block"], "has block, which the model does not have: choose of token_embedding, blocks.0, blocks.1, "),
+        (["lm_head", "blocks.9"], "has blocks.9, which the model does not have"),
+    ],
+)
+def test_parts_that_cannot_be_frozen_are_refused_with_those_that_can(other_text, parts, message):
+    wanted = re.escape(f"freeze=[{','.join(parts)}] {message}")
+    with pytest.raises(SettingsError, match=wanted), open_run(replace(other_text, freeze=parts)):
+        pass

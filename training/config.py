@@ -160,6 +160,8 @@ class TrainConfig:
     """Resume with other settings than before, even if they change the result."""
     init_from: str | None = None
     """Start from the weights of this checkpoint or run directory, or of hf:NAME_OR_FOLDER."""
+    freeze: list[str] | None = None
+    """Parts of the model that training leaves as they are, as in '[token_embedding,blocks.0]'."""
     dry_run: bool = False
     """Print the memory and time that the run would take, and do not train."""
     seed: int = 1

@@ -132,6 +132,8 @@ class AdamW:
             return
         for group in self.param_groups:
             pairs = with_gradients(group)
+            if not pairs:  # all are frozen
+                continue
             gradients = [gradient / self.grad_scale if on_mac else gradient for _, gradient in pairs]
             states = [self.state[weight] for weight, _ in pairs]
             steps = [state["step"] for state in states]

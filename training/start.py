@@ -3,10 +3,11 @@
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
@@ -152,6 +153,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         if saved and ranks.is_first:
             with readable(saved.path):
                 load_weights(model, load_file(saved.path / WEIGHTS))
+        freeze(model, config.freeze or [])
         had_compiled = saved.meta.computed_on.get("compiled") if saved else None
         compiled = choose_compile(config, device, model, had_compiled)
         compiled_loss = compiled or choose_compiled_loss(config, device)
@@ -179,6 +181,27 @@ def tell_rates(optimizer: OptimizerConfig) -> None:
     if left:
         remedy = "for one rate of all set optimizer.embedding_lr=null optimizer.lm_head_lr=null"
         log.warning("optimizer.lr=%g leaves %s: %s.", optimizer.lr, " and ".join(left), remedy)
+
+
+def freeze(model: GPT, parts: Sequence[str]) -> None:
+    """Let no gradient reach the weights of these parts, so that no step changes them.
+
+    Raises SettingsError for a part that the model does not have, or if no weight is left to train.
+    """
+    named = dict(model.named_parameters())
+    frozen = {part: [name for name in named if f"{name}.".startswith(f"{part}.")] for part in parts}
+    for part, names in frozen.items():
+        if not names:
+            known = dict.fromkeys(re.sub(r"^(blocks\.\d+|[^.]+).*", r"\1", name) for name in named)
+            remedy = f"choose of {', '.join(known)}, and of parts within them such as blocks.0.mlp"
+            raise SettingsError(f"has {part}, which the model does not have", remedy, setting="freeze", value=[*parts])
+        for name in names:
+            named[name].requires_grad_(False)
+    if not any(weight.requires_grad for weight in named.values()):
+        raise SettingsError("leaves no weight to train", "leave a part out", setting="freeze", value=[*parts])
+    if parts:
+        count = sum(weight.numel() for weight in named.values() if not weight.requires_grad)
+        log.info("freeze    %s parameters stay as they are: %s", f"{count:,}", ", ".join(parts))
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
