@@ -47,7 +47,7 @@ def read_text(setting: str, where: str) -> str:
 
 
 def tell_literal(prompts: Iterable[str], typed: str = "") -> None:
-    """Tell of signs in prompts that other programs read as tokens or line ends, and this one as letters.
+    """Tell of signs in prompts that are letters here, and a token or a line end elsewhere.
 
     typed: the prompt that was typed as an argument.
     """

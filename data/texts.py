@@ -436,10 +436,10 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
 
 
 def splits_apart(files: Iterable[str]) -> str:
-    """Return the settings that keep the splits of a data set apart, "" if the names of its files tell none.
+    """Return the settings that keep the splits of a data set apart, "" if it has none.
 
-    Splits are files or folders whose names differ by a SPLIT_WORD, and perhaps by numbers: wiki.train.tokens and
-    wiki.valid.tokens, train/ and test/.
+    The names of its files tell splits. They are files or folders whose names differ by a SPLIT_WORD, and perhaps by
+    numbers: wiki.train.tokens and wiki.valid.tokens, train/ and test/.
     """
     paths = [Path(file) for file in files]
     root = Path(os.path.commonpath([path.parent for path in paths])) if paths else Path()

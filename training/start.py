@@ -171,7 +171,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
 
 
 def tell_rates(optimizer: OptimizerConfig) -> None:
-    """Warn if the rate of the matrices is at most a tenth of the usual one, and another rate is not."""
+    """Warn if only the rate of the matrices is a tenth of the usual one, or less."""
     usual = OptimizerConfig()
     left = []
     for name, parts in (("embedding_lr", "embeddings, norms and biases"), ("lm_head_lr", "lm_head")):
