@@ -157,7 +157,7 @@ def explained(name: str | None) -> Iterator[None]:
 
 
 def run_command(main: Callable[[list[str]], int | None]) -> None:
-    """Run main() on the arguments of this process and end it, at a person's mistake with a sentence."""
+    """Run main() on this process's arguments and end it, at a mistake with a sentence."""
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()
