@@ -34,7 +34,7 @@ from common.console import show_log
 from common.errors import SettingsError, first_line
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
-from common.text import flat, literal, quote, seen_from_here
+from common.text import flat, home_quoted, literal, quote, seen_from_here
 from runs.summary import begin_job, fail_job, has_checkpoints, threads_of_sweep
 from sweeps.grid import VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
@@ -67,7 +67,7 @@ def sweep(overrides: list[str], typed: dict[str, str]) -> None:
     """Run each job of a sweep."""
     register_inherited(typed)
     # A + means nothing to a setting that exists already; only Hydra's own may be added to.
-    plain = [o if o.lstrip("+").startswith("hydra") else o.lstrip("+") for o in overrides]
+    plain = [home_quoted(o if o.lstrip("+").startswith("hydra") else o.lstrip("+")) for o in overrides]
     call_hydra(["-m", *plain])
 
 

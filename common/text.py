@@ -86,6 +86,17 @@ def quote(text: object) -> str:
     return f'"{escaped}"'
 
 
+def home_quoted(override: str) -> str:
+    """Return NAME=VALUE with quotes for Hydra around values with a ~, as in ~/a.txt,b.txt.
+
+    A shell leaves ~ as it is after NAME=, and Hydra's grammar has no such letter.
+    """
+    name, equals, value = override.partition("=")
+    if any(sign in value for sign in "\"'()[]{}"):  # of Hydra's grammar: quotes may be there
+        return override
+    return name + equals + re.sub(r"[^,]*~[^,]*", lambda found: quote(found[0]), value)
+
+
 def command(script: str) -> str:
     """Return the command that starts a script of this checkout from here: python sample.py."""
     checkout = Path(__file__).resolve().parents[1]

@@ -31,7 +31,7 @@ from common.errors import SettingsError, format_value
 from common.files import os_errors_named, user_path
 from common.machine import processors
 from common.settings import setting_hints
-from common.text import flat, hydra_quoted, literal, plural, quote, visible
+from common.text import flat, home_quoted, hydra_quoted, literal, plural, quote, visible
 from runs.directory import lock_run, settings_of_result
 from runs.origin import PROJECT_HASH
 from runs.summary import fail_job, read_job, read_summary
@@ -99,7 +99,7 @@ class Grid(Sweeper):
         if not isinstance(self.params or {}, Mapping):
             remedy = "leave it out, or write an experiment's values as {seed: [1, 2, 3]}"
             raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
-        self.groups = [str(variant).split() for variant in given]
+        self.groups = [[*map(home_quoted, str(variant).split())] for variant in given]
         for override in chain.from_iterable(self.parse(group).values() for group in self.groups):
             if override.is_sweep_override():
                 problem = f"hydra.sweeper.variants: {override.input_line} is several values in one variant"
@@ -156,7 +156,8 @@ class Grid(Sweeper):
 
     def parse(self, arguments: list[str]) -> dict[str, Override]:
         parser = OverridesParser.create(config_loader=self.loader)
-        return {override.get_key_element(): override for override in parser.parse_overrides(arguments)}
+        overrides = parser.parse_overrides([*map(home_quoted, arguments)])
+        return {override.get_key_element(): override for override in overrides}
 
     def check_jobs(self, jobs: Sequence[Sequence[str]]) -> list[TrainConfig | None]:
         """Return the settings of each job, and print the mistakes of combinations that cannot run.

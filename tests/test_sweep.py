@@ -559,6 +559,22 @@ def test_ranges_stand_among_values(tmp_path):
     assert [job["optimizer.lr"] for job in jobs[:2]] == ["1.0", "1.5"]
 
 
+def test_a_home_folder_is_typed_in_a_sweep_as_in_a_run(tmp_path, monkeypatch):
+    """A shell leaves the ~ of NAME=~/x to the program, and Hydra reads no ~."""
+    home = tmp_path / "my home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    plain = [argument for argument in tiny(tmp_path, max_steps=1) if not argument.startswith("data.path=")]
+    (tmp_path / "text.txt").rename(home / "a~.txt")
+    result = run_here("-m", *plain, "data.path=~/a~.txt", "hydra.sweep.dir=~/s", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert written_settings(home / "s/0")["data.path"] == "~/a~.txt"  # as it is typed, as in a single run
+    # In an experiment's values, in variants, and beside other values.
+    params = {"data.path": "~/a.txt,/b.txt"}
+    jobs = swept(Grid(params=params, variants=["code=~/my.py"]), tmp_path / "t", lambda settings: 1.0)
+    assert [(job["data.path"], job["code"]) for job in jobs] == [('"~/a.txt"', '"~/my.py"'), ("/b.txt", '"~/my.py"')]
+
+
 # Experiments and options of groups that a person may write, each with settings of the sweep.
 BRINGING = {
     "experiment/plain": "seed: 5",

@@ -200,6 +200,10 @@ def test_wandbs_files_are_where_the_environment_says(config, sessions, tmp_path,
     assert sessions[0].given["dir"] == str(elsewhere) and elsewhere.is_dir()  # wandb wants it to be there
     assert f"wandb sync '{elsewhere}/wandb'/offline-run-*-id1*" in caplog.text
     assert not (run_dir / "wandb").exists()
+    monkeypatch.setenv("HOME", str(tmp_path))  # as in a file of variables, where no shell expands ~
+    monkeypatch.setenv("WANDB_DIR", "~/in the home")
+    train(replace(config, max_steps=1, run_dir=str(tmp_path / "third")))
+    assert sessions.pop().given["dir"] == str(tmp_path / "in the home") and (tmp_path / "in the home").is_dir()
     monkeypatch.setenv("WANDB_DIR", "")
     train(replace(config, max_steps=1, run_dir=str(tmp_path / "second")))
     assert sessions[1].given["dir"] == str(tmp_path / "second")

@@ -55,7 +55,7 @@ class Wandb(Logger):
                 raise SettingsError(f"WANDB_RUN_ID={run_id} is an earlier run of this process", "unset WANDB_RUN_ID")
             TAKEN.add(run_id)
         # wandb would take a temporary folder in place of one that is not there.
-        self.folder = Path(os.environ.get("WANDB_DIR") or run.directory)
+        self.folder = Path(os.environ.get("WANDB_DIR") or run.directory).expanduser()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.hooks = sys.exit, sys.excepthook  # wandb takes their place, and does not give it back
         self.session = wandb.init(
