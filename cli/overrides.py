@@ -1,11 +1,14 @@
 """The arguments of train.py, checked without Hydra: settings, groups of conf/, sweeps."""
 
+from contextlib import suppress
 from pathlib import Path
+
+import yaml
 
 from common.errors import SettingsError
 from common.files import user_path
-from common.settings import NULLS, setting_hints, unknown_setting
-from common.text import quote, seen_from_here
+from common.settings import NULLS, WANDB_SWEEP, setting_hints, unknown_setting
+from common.text import flat, quote, seen_from_here
 from training.config import TrainConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -56,11 +59,28 @@ def own_options(typed: str) -> Path:
     return folder
 
 
+def several_settings(group: str, value: str) -> SettingsError:
+    """Return the error for a group with its settings in braces, as in optimizer={'lr': 0.01}."""
+    parsed = None
+    with suppress(yaml.YAMLError):
+        parsed = yaml.safe_load(value)
+    named = flat({group: parsed}) if isinstance(parsed, dict) else {}
+    if WANDB_SWEEP and named:
+        remedy = f"in the sweep's YAML write the parameters as {', '.join(f'{name}: …' for name in named)}"
+    elif named and None not in named.values():
+        remedy = f"type {' '.join(f'{name}={setting}' for name, setting in named.items())}"
+    else:
+        remedy = f"type each setting as {group}.NAME=VALUE"
+    return SettingsError(f"{group}={value} has settings in braces", remedy)
+
+
 def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
     """Raise SettingsError for arguments that Hydra would misread, or refuse less clearly."""
     hints = setting_hints(TrainConfig)
     for name, value in typed.items():
         is_hydras = name.startswith("hydra")
+        if value.startswith("{") and name in {known.partition(".")[0] for known in hints if "." in known}:
+            raise several_settings(name, value)
         if not is_hydras and name not in GROUPS and name not in hints:
             raise unknown_setting(name, [*GROUPS, *hints])
         if is_hydras and not is_sweep:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
@@ -18,6 +19,8 @@ Schema = TypeVar("Schema")
 MAY_BE_EMPTY = ("prompt", "sample_prompt")
 """Settings whose empty text has a meaning."""
 NULLS = ("null", "None")  # None is Python's, which a sweep by wandb types
+WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ
+"""Whether the agent of a sweep by wandb starts this command."""
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -47,6 +50,8 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
             if before and not equals and not name.startswith(("-", "~")):
                 whole = f"{before} {argument}".replace("'", "")
                 remedy += f'; quote a value with spaces: "{whole}"'
+            if WANDB_SWEEP and name.startswith("--"):  # as the agent types them by default
+                remedy = """write command: ["${env}", python, "${program}", "${args_no_hyphens}"] in the sweep's YAML"""
             raise SettingsError(f"cannot read {argument!r}", remedy)
         if not value and name not in MAY_BE_EMPTY:
             raise SettingsError(f"{name}= is empty", "give it a value, or leave it out")

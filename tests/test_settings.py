@@ -394,6 +394,33 @@ def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed,
         from_arguments(SCHEMAS[script], typed.split())
 
 
+def test_what_the_agent_of_wandb_types_is_answered_with_lines_of_the_sweeps_file(monkeypatch):
+    braces = "optimizer={'lr': 0.01, 'beta1': 0.8}"
+    typed = {braces: "has settings in braces: type optimizer.lr=0.01 optimizer.beta1=0.8."}
+    typed |= {
+        "model={n_layer:2}": "type each setting as model.NAME=VALUE",
+        "data={'task': {'items': 4}}": "data.task.items=4.",
+    }
+    for one, said in typed.items():
+        with pytest.raises(SettingsError, match=re.escape(said)):
+            check_typed(parse_overrides([one]), is_sweep=False)
+    monkeypatch.setattr("common.settings.WANDB_SWEEP", True)
+    monkeypatch.setattr("cli.overrides.WANDB_SWEEP", True)
+    with pytest.raises(
+        SettingsError, match=r"in the sweep's YAML write the parameters as optimizer\.lr: …, optimizer\.beta1: …\.$"
+    ):
+        check_typed(parse_overrides([braces]), is_sweep=False)
+    # Its command by default, and with ${args_no_equals}; the docs have the command that works.
+    command = 'command: ["${env}", python, "${program}", "${args_no_hyphens}"]'
+    assert command in (CONF.parent / "docs/sweeps.md").read_text(encoding="utf-8")
+    for one in (["--optimizer.lr=0.02"], ["--optimizer.lr", "0.02"]):
+        with pytest.raises(SettingsError, match=re.escape(f"write {command} in the sweep's YAML.")):
+            parse_overrides(one)
+    monkeypatch.setattr("common.settings.WANDB_SWEEP", False)
+    with pytest.raises(SettingsError, match="without dashes"):
+        parse_overrides(["--optimizer.lr=0.02"])
+
+
 def test_quotes_that_the_shell_of_windows_leaves_in_place_are_answered_with_those_that_it_reads():
     for typed, shown in {"'data.path=a b.txt'": "data.path=a b.txt", "'variants=[\"a\"]'": "NAME=['A','B']"}.items():
         said = (

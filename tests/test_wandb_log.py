@@ -142,7 +142,7 @@ def test_the_environment_says_what_the_settings_leave_open(
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("training.wandb.IN_WANDB_SWEEP", in_sweep)
+    monkeypatch.setattr("training.wandb.WANDB_SWEEP", in_sweep)
     train(replace(config, max_steps=1, wandb=WandbConfig(mode="offline", **typed)))
     assert tuple(sessions[0].given[name] for name in ("project", "entity", "name", "tags")) == expected
 
@@ -156,7 +156,7 @@ def test_wandbs_earlier_names_of_the_modes_are_known(monkeypatch, earlier, mode)
 @pytest.mark.parametrize(("mode", "in_sweep"), [("disabled", False), ("offline", False), ("online", True)])
 def test_the_mode_is_the_environments_where_none_is_set(monkeypatch, mode, in_sweep):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr("training.config.IN_WANDB_SWEEP", in_sweep)
+    monkeypatch.setattr("training.config.WANDB_SWEEP", in_sweep)
     if mode == "offline":
         monkeypatch.setenv("WANDB_MODE", mode)
     assert (WandbConfig().active_mode, WandbConfig(mode="offline").active_mode) == (mode, "offline")

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
+from common.settings import WANDB_SWEEP
 from data.config import DIVISIBLE, RECORDS, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
 from model.config import GPTConfig
 
-IN_WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ  # the agent of a sweep by wandb starts this command
 OPTIMIZERS = ("muon", "adamw")
 SCHEDULES = ("warmup_stable_decay", "cosine", "constant")
 WANDB_MODES = ("disabled", "offline", "online")
@@ -119,7 +119,7 @@ class WandbConfig:
     @property
     def active_mode(self) -> str:
         """Mode of wandb, with the default resolved."""
-        asked = os.environ.get("WANDB_MODE") or ("online" if IN_WANDB_SWEEP else "disabled")
+        asked = os.environ.get("WANDB_MODE") or ("online" if WANDB_SWEEP else "disabled")
         asked = {"dryrun": "offline", "run": "online"}.get(asked, asked)  # wandb's earlier names
         one_of("WANDB_MODE", asked, WANDB_MODES)
         return self.mode or asked

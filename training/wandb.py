@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal, cast
 
 from common.errors import SettingsError, first_line
+from common.settings import WANDB_SWEEP
 from runs.metrics import Row, scalars
-from training.config import IN_WANDB_SWEEP
 from training.logger import Logger
 from training.run import Run
 
@@ -47,7 +47,7 @@ class Wandb(Logger):
         self.run = run
         settings = run.config.wandb
         # Leave the project to a wandb sweep, which sets it. wandb itself reads entity and tags from the environment.
-        project = settings.project or os.environ.get("WANDB_PROJECT") or (None if IN_WANDB_SWEEP else "tinygpt")
+        project = settings.project or os.environ.get("WANDB_PROJECT") or (None if WANDB_SWEEP else "tinygpt")
         name = settings.name or os.environ.get("WANDB_NAME") or run.directory.name
         run_id = os.environ.get("WANDB_RUN_ID")
         if run_id and not run.progress.wandb_id:
