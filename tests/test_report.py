@@ -552,6 +552,24 @@ def test_a_page_is_drawn_where_a_sandbox_forbids_storage(train_config, sweep):
         assert browse(page, count) == whole > 50
 
 
+@pytest.mark.slow
+@needs_browser
+def test_a_page_whose_scripts_are_off_says_so_and_shows_no_empty_controls(train_config, sweep):
+    """As in JupyterLab, which runs the scripts of a page once it is trusted."""
+    train(train_config)
+    write_export(ExportConfig(checkpoint=train_config.run_dir, to=str(sweep.with_name("demo.html"))))
+    shown = "document.querySelector('main').innerText"
+    useless = "[...document.querySelectorAll('select, input, textarea')].filter(one => one.checkVisibility()).length"
+    for page in (page_of(train_config), sweep, sweep.with_name("demo.html")):
+        with Browser(page) as browser:
+            assert "Trust HTML" not in browser.run(shown) and browser.run(useless) > 3
+            browser.ask("Emulation.setScriptExecutionDisabled", value=True)
+            browser.run("window.old = true; location.reload()")
+            while browser.run("window.old || document.readyState !== 'complete'"):
+                pass
+            assert "In JupyterLab click Trust HTML" in browser.run(shown) and browser.run(useless) == 0
+
+
 @needs_browser
 def test_a_sweep_of_seeds_alone_has_no_choice_of_a_colour(tmp_path):
     for number in (1, 2):
