@@ -147,6 +147,38 @@ def test_the_environment_says_what_the_settings_leave_open(
     assert tuple(sessions[0].given[name] for name in ("project", "entity", "name", "tags")) == expected
 
 
+@pytest.mark.parametrize("name", [*(f"a{sign}b" for sign in "/\\#?%:"), "p" * 129, "a b.c-ü", "p" * 128, ""])
+def test_a_project_is_refused_where_wandb_refuses_it(name):
+    try:
+        wandb.Settings(project=name)
+    except wandb.errors.UsageError:
+        with pytest.raises(SettingsError, match=r"^wandb\.project=.* has .*: (leave|shorten) "):
+            WandbConfig(project=name)
+    else:
+        assert WandbConfig(project=name).project == name
+
+
+@pytest.mark.parametrize("tags", [["a", "b" * 65], [""], ["b" * 64, "ü c"], []])
+def test_tags_are_refused_where_wandb_refuses_them(tags):
+    try:
+        wandb.Settings(run_tags=tags)
+    except ValueError:
+        with pytest.raises(SettingsError, match="a tag has 1 to 64 characters: change it"):
+            WandbConfig(tags=tags)
+    else:
+        assert WandbConfig(tags=tags).tags == tags
+
+
+def test_names_of_the_environment_are_checked_before_the_run(config, sessions, monkeypatch):
+    for name, value in {"WANDB_TAGS": f"a,{'b' * 65}", "WANDB_PROJECT": "a/b"}.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(SettingsError, match=name):
+                train(config)
+            train(replace(config, max_steps=1, wandb=WandbConfig(mode="disabled"), run_dir=f"{config.run_dir}-{name}"))
+    assert not sessions and not Path(config.run_dir).exists()
+
+
 @pytest.mark.parametrize(("earlier", "mode"), [("dryrun", "offline"), ("run", "online")])
 def test_wandbs_earlier_names_of_the_modes_are_known(monkeypatch, earlier, mode):
     monkeypatch.setenv("WANDB_MODE", earlier)

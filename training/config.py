@@ -115,6 +115,14 @@ class WandbConfig:
 
     def __post_init__(self) -> None:
         one_of("wandb.mode", self.mode or "disabled", WANDB_MODES)
+        check_wandb_names("wandb.project", self.project, "wandb.tags", self.tags)
+
+    def check_environment(self) -> None:
+        """Raise SettingsError for a project or tags of the environment that wandb refuses."""
+        tags = os.environ.get("WANDB_TAGS")
+        check_wandb_names(
+            "WANDB_PROJECT", os.environ.get("WANDB_PROJECT"), "WANDB_TAGS", tags.split(",") if tags else None
+        )
 
     @property
     def active_mode(self) -> str:
@@ -123,6 +131,18 @@ class WandbConfig:
         asked = {"dryrun": "offline", "run": "online"}.get(asked, asked)  # wandb's earlier names
         one_of("WANDB_MODE", asked, WANDB_MODES)
         return self.mode or asked
+
+
+def check_wandb_names(project_setting: str, project: str | None, tags_setting: str, tags: list[str] | None) -> None:
+    """Raise SettingsError for names that wandb refuses, which it does once the run has begun."""
+    forbidden = sorted({*(project or "")}.intersection("/\\#?%:"))
+    if forbidden:
+        raise SettingsError(f"has {' '.join(forbidden)}", "leave that out", setting=project_setting, value=project)
+    if len(project or "") > 128:
+        raise SettingsError("has more than 128 characters", "shorten it", setting=project_setting, value=project)
+    for tag in tags or ():
+        if not 1 <= len(tag) <= 64:
+            raise SettingsError(f"{tags_setting} has {tag!r}", "a tag has 1 to 64 characters: change it")
 
 
 @dataclass(kw_only=True)

@@ -291,6 +291,8 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
         refuse_too_large(config, device, ranks)
         if config.code:
             try_code(config)
+    if config.wandb.active_mode != "disabled":
+        config.wandb.check_environment()
     if config.wandb.active_mode == "online" and ranks.is_first:
         check_key()
 
