@@ -41,6 +41,7 @@ from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, re
 from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
+PAIRS = """["model.n_embd=64 optimizer.lr=0.02","model.n_embd=128 optimizer.lr=0.01"]"""
 OURS = "set for a launcher of tinygpt"  # the value of PYTHONSAFEPATH, which may be any text
 
 
@@ -248,6 +249,8 @@ def explain(error: BaseException) -> str | None:
         remedy = f"{quoted}, as in 'data.path=\"notes (1).txt\"'; ranges are choice(2,4,8) and range(1,5)"
         if str(error.override).startswith("hydra.sweeper.variants="):
             remedy = VARIANTS
+        if re.match(r"[^=]+=zip\(", str(error.override)):
+            remedy = f"write the pairs as variants, as in 'hydra.sweeper.variants={PAIRS}'"
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
@@ -282,6 +285,8 @@ def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:
     ours, _, difference = OPTIONS.get(group, {}).get(option.lower(), "").partition(": ")
     if ours:
         return f"choose {group}={ours} ({difference}), or another of {', '.join(options)}"
+    if (group, option) == ("hydra/sweeper", "optuna"):
+        return "pip install hydra-optuna-sweeper"
     remedy = f"choose {group} from {', '.join(options)}"
     if group == "tokenizer" and re.search(r"[./\\]", option):
         remedy += "; a file of another tokenizer is read only with its model, by init_from=hf:FOLDER"

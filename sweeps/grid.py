@@ -396,6 +396,10 @@ def check_numbers(override: Override, swept: Any) -> None:
 
 def check_values(override: Override) -> None:
     """Raise SettingsError unless an override lists values, of finite numbers and with a step."""
+    name = override.key_or_group
+    if isinstance(override.value(), Glob) and name in SETTINGS:
+        problem = f"{override.input_line}: glob() chooses among options, and {name} has none"
+        raise SettingsError(problem, f"list its values, as in {name}=A,B")
     check_numbers(override, override.value())
     if not override.is_discrete_sweep() or next(override.sweep_string_iterator(), None) is None:
         raise SettingsError(f"{override.input_line} lists no value", "write it as 1,2,3 or range(1,5)")

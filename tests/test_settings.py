@@ -278,6 +278,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "seed=1,2": "seed=1,2 is several values for one run: add -m",
     "seed=1, -m": "cannot read the override 'seed=1,': put a value that has spaces, commas, ",
     "-m seed=rang(1,3)": "ranges are choice(2,4,8)",
+    "-m optimizer.lr=zip(0.1,0.2)": "write the pairs as variants, as in 'hydra.sweeper.variants=[\"model.n_embd=64 ",
+    "-m hydra/sweeper=optuna": "hydra/sweeper=optuna does not exist: pip install hydra-optuna-sweeper.",
     "-m sample_prompt=it's": "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes",
     "seed=${foo}": "seed=${foo} is not a whole number",
     "data.path=${HOME}/x +experiment=ladder": "many runs are asked for, and one would be made: add -m",

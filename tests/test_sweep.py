@@ -43,7 +43,7 @@ from sweeping import (
     wait_for,
 )
 
-from cli.composition import check_job, register_schema
+from cli.composition import PAIRS, check_job, register_schema
 from cli.overrides import CONF
 from common.errors import SettingsError
 from common.files import is_locked
@@ -492,6 +492,11 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
         ({}, "seed=7,range(1,3,0)", "seed=7,range(1,3,0) must have finite numbers, and no step of 0: write it as "),
         ({}, "seed=interval(0,1),7", "seed=interval(0,1),7 has values within a value: write it as 1,2,3"),
         ({}, "seed=choice(1,2),7", "seed=choice(1,2),7 has values within a value: write it as 1,2,3"),
+        (
+            {},
+            "data.path=glob(*.txt)",
+            "glob() chooses among options, and data.path has none: list its values, as in data.p",
+        ),
         ({}, "model.ngrams=[range(2,4)],[2]", "model.ngrams=[range(2,4)],[2] has values within a value"),
     ],
 )
@@ -549,6 +554,12 @@ def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_pat
     )
     said = run_here("-m", *asked[:3], 'hydra.sweeper.variants=["seed=1","model.n_layer=0"]', cwd=tmp_path).stderr
     assert said.startswith("error: model.n_layer=0 must be at least 1: correct it") and said.count("\n") == 1
+
+
+def test_the_pairs_that_a_sentence_shows_are_two_jobs(tmp_path):
+    jobs = swept(Grid(variants=json.loads(PAIRS)), tmp_path, lambda settings: 1.0)
+    found = [(job["model.n_embd"], job["optimizer.lr"]) for job in jobs]
+    assert found == [("64", "0.02"), ("128", "0.01")]
 
 
 def test_ranges_stand_among_values(tmp_path):
