@@ -445,3 +445,20 @@ def test_the_tour_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
                 exec(source, names)
     printed = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.startswith("position=")]
     assert printed[1] < 0.1 < 1 < printed[0]
+
+
+def test_the_lines_for_tensorboard_hand_it_every_finite_number_of_a_run(tmp_path, monkeypatch):
+    rows = [{"step": 1, "loss": 5.5, "lr": None}, {"step": 2, "val_loss": 5.0, "attention_entropy": [[1.0, 2.0]]}]
+    (tmp_path / "outputs/day/run").mkdir(parents=True)
+    (tmp_path / "outputs/day/run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    writer = mock.MagicMock()
+    writer.return_value.__enter__.return_value = writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", mock.Mock(SummaryWriter=writer))
+    text = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    (lines,) = [block for block in re.findall(r"```py\n(.*?)```", text, re.S) if "SummaryWriter" in block]
+    exec(lines, {})
+    writer.assert_called_once_with(Path("outputs/day/run/tensorboard"))
+    entropy = "attention_entropy/layer_0_head_"
+    wanted = [("loss", 5.5, 1), ("val_loss", 5.0, 2), (f"{entropy}0", 1.0, 2), (f"{entropy}1", 2.0, 2)]
+    assert [call.args for call in writer.add_scalar.mock_calls] == wanted
