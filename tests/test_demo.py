@@ -692,7 +692,7 @@ def hostile_page(tmp_path) -> Path:
 @needs_browser
 def test_a_hostile_name_prompt_or_token_stays_text(hostile_page):
     page = hostile_page.read_text(encoding="utf-8")
-    assert page.count("</script>") == 2 and "&lt;/script&gt;" in page.split("</title>")[0]
+    assert page.count("</script>") == 3 and "&lt;/script&gt;" in page.split("</title>")[0]
     script = f"""
       $("source").value = {json.dumps(HOSTILE)};
       await $("source").oninput();
