@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 from common.errors import DataError
 from common.text import visible
-from data.formats import PACKINGS, failures_named, open_bytes, stem_of
+from data.formats import PACKINGS, beside, failures_named, open_bytes, stem_of
 from data.tokenizer import LONGEST, replace_surrogates
 
 Open = Callable[[], BinaryIO]
@@ -194,7 +194,7 @@ def refuse_nul(file: str, head: bytes) -> None:
     if first >= 0:
         place = f"line {head.count(10, 0, first) + 1}, byte {first:,}"
         without = piped(file, "tr -d '\\000'")
-        remedy = f"{without} > {stem_of(file)}.new.txt leaves it out"
+        remedy = f"{without} > {beside(file, 'new')} leaves it out"
         raise NotText(file, f"not text: it has a NUL, first in {place}", remedy)
 
 
@@ -216,7 +216,7 @@ def refuse_encoding(file: str, sample: bytes, opened: Open) -> None:
             words = visible(" ".join(text[max(0, middle - 20) : middle + 20].split()))
             convert = piped(file, f"iconv -f {iconv_name(codec)} -t UTF-8")
             noun = f"not text in UTF-8, but in {iconv_name(codec)}: “{words}”"
-            raise NotText(file, noun, f"{convert} > {stem_of(file)}.utf8.txt converts it")
+            raise NotText(file, noun, f"{convert} > {beside(file, 'utf8')} converts it")
 
 
 def is_writing(text: str) -> bool:

@@ -133,6 +133,16 @@ def stem_of(file: str) -> str:
     return shlex.quote(str(Path(file).with_name(Path(name).stem)))
 
 
+def beside(file: str, word: str) -> str:
+    """Return the path of a new file beside a file, quoted: notes.utf8.csv for notes.csv.gz.
+
+    It keeps an ending that tells its format; a text ends in .txt.
+    """
+    ending = ending_of(file)
+    is_known = any(ending in kind.endings for kind in FORMATS.values())
+    return f"{stem_of(file)}.{word}{ending if is_known else '.txt'}"
+
+
 def jq(file: str, program: str) -> str:
     """Return the command that makes JSON lines of a file by a program of jq."""
     return into_lines(file, f"jq -c {shlex.quote(program)}")

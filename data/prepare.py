@@ -190,6 +190,7 @@ def make_folder(
         unfinished.mkdir()
         split = Split(source, config.validation_fraction)
         source.refuse_idle_separator()
+        source.refuse_idle_field()
         if isinstance(tokenizer, TokenizerConfig):
             tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
@@ -213,7 +214,7 @@ def make_folder(
         if not all(sizes.values()):
             problem = f"data={config.source} has no text, or too little to hold some out ({source.describe()})"
             raise DataError(problem, f"add text, or raise data.val_fraction={config.validation_fraction:g}")
-        text = source.describe() + shared_text(unfinished, tokenizer, split, validation)
+        text = source.describe() + split.unheld_text() + shared_text(unfinished, tokenizer, split, validation)
         (unfinished / "meta.json").write_text(json.dumps({"text": text, "sizes": sizes}, indent=1))
     return text
 
@@ -299,9 +300,19 @@ class Split:
             free = np.where(copies > min(wanted / 4, SHORT), 0, copies)
         # Hold out documents in the order of their hashes until that is enough, otherwise the end of each.
         is_enough = free.sum() >= 2 * wanted
+        self.longest = copies.max() / max(1, copies.sum()) if is_enough and fraction else 0.0
+        """The share of the text of one document and its copies, if whole documents are held out: that one is not."""
         self.held_out = is_enough & (free > 0) & (free.cumsum() - free < wanted)
         lengths = () if is_enough else _hashes(self.documents())
         self.kept = [length - int(length * fraction) for _, length in lengths]
+
+    def unheld_text(self) -> str:
+        """Return what to say of a document that is most of the text, and never held out."""
+        if self.longest <= 0.5:
+            return ""
+        return (
+            f"; {self.longest:.0%} of it is one document, of which nothing is held out: divide it, or set data.val_path"
+        )
 
     def documents(self) -> Iterable[Iterable[str]]:
         """Return the documents of the whole text, from memory if it is small."""

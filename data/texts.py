@@ -303,6 +303,13 @@ class Source:
         """Return the notes of the latest reading as sentences."""
         return [f"{fact}: {count:,}, first in {', '.join(places)}." for fact, (count, places) in self.notes.items()]
 
+    def refuse_idle_field(self) -> None:
+        """Raise DataError if a field was asked for, and there are files without records alone."""
+        field = self.config.text_field
+        if field != DataConfig.text_field and self.config.source == "files" and {*self.formats.values()} == {"text"}:
+            problem = f"data.text_field={field} names a field of records, and there are none ({self.describe()})"
+            raise DataError(problem, "leave it out, or give JSON lines or a table whose name ends in .jsonl or .csv")
+
     def refuse_idle_separator(self) -> None:
         """Raise DataError if a separator was asked for that the text, now read, has nowhere."""
         typed = self.config.separator

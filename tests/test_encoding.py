@@ -4,6 +4,7 @@ import codecs
 import gzip
 import io
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from common.errors import DataError
 from data.config import DataConfig
-from data.encoding import check_text, decode_text, iconv_name
+from data.encoding import NotText, check_text, decode_text, iconv_name
 from data.texts import LEFT_OUT, Source
 from data.tokenizer import LONGEST
 
@@ -260,3 +261,16 @@ def test_records_are_checked_as_text_is(tmp_path, name):
     lines = [f'{{"text": "{chinese}"}}'] if name == "a.jsonl" else ["text", *[chinese] * 20]
     (tmp_path / name).write_bytes("\n".join(lines * 3 if name == "a.jsonl" else lines).encode("gbk"))
     assert "is not text in UTF-8, but in GB18030: “" in refused(tmp_path / name).problem
+
+
+@pytest.mark.parametrize(
+    "name, made",
+    {"a b.csv": "a b.utf8.csv", "x.JSONL": "x.utf8.jsonl", "n.md": "n.utf8.txt", "n": "n.utf8.txt"}.items(),
+)
+def test_a_converted_file_keeps_the_ending_that_tells_its_format(name, made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes("zehn Öfen glühen, übergroß; né à Évreux, déjà vu\n".encode("cp1252") * 3)
+    with pytest.raises(NotText) as raised:
+        check_text(name)
+    target = raised.value.remedy.rpartition(" > ")[2].removesuffix(" converts it")
+    assert shlex.split(target) == [made]

@@ -695,3 +695,28 @@ def test_the_folders_own_tokenizer_counts_and_must_be_that_of_the_model_to_begin
     assert opened(folder).vocab_size == opened(folder, encoding=own).vocab_size == 257
     with pytest.raises(DataError, match="another tokenizer than the model's: give the text"):
         opened(folder, encoding=train_bpe(["abab"], 258))
+
+
+@pytest.mark.parametrize("size, told", [(40_000, True), (2_000, False)])
+def test_a_document_that_is_most_of_the_text_and_never_held_out_is_told(size, told, tmp_path):
+    """A chat beside notes: the notes alone are held out."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "chat.txt").write_text("".join(f"message {number}\n" for number in range(size // 12)))
+    for number in range(200):
+        (folder / f"{number}.txt").write_text(f"note {number}: " + "word " * 30)
+    config = DataConfig(source="files", path=str(folder))
+    text = prepare.make_folder(tmp_path / "made", Source(config), TokenizerConfig(name="byte"), lambda line: None)
+    chat = (folder / "chat.txt").stat().st_size
+    share = chat / (chat + sum((folder / f"{number}.txt").stat().st_size for number in range(200)))
+    said = f"; {share:.0%} of it is one document, of which nothing is held out: divide it, or set data.val_path"
+    assert (said in text) == told == (share > 0.5)
+    held = prepare.open_folder(tmp_path / "made", make_tokenizer(TokenizerConfig(name="byte"), []), "", "")[1]
+    assert b"message" not in bytes(held[held < 256].astype(np.uint8))
+
+
+def test_a_field_that_is_asked_of_texts_alone_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("id;note\n1;hello\n" * 50)
+    source = Source(DataConfig(source="files", path=str(tmp_path / "a.txt"), text_field="note"))
+    with pytest.raises(DataError, match=r"data.text_field=note names a field of records, and there are none"):
+        prepare.make_folder(tmp_path / "made", source, TokenizerConfig(name="byte"), lambda line: None)
