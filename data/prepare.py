@@ -103,6 +103,10 @@ def prepare(
         # Fill the folder, or wait for the process that does.
         while (text := text_of(folder)) is None and not prepares:
             time.sleep(0.1)
+        if text is not None and prepares:
+            # An earlier run has prepared it, perhaps one without a log: say again what was left out or replaced.
+            for line in json.loads(read_foreign(folder / "meta.json")).get("notes", ()):
+                log(line)
         if text is None:
             make_shared_folder(root)
             if is_locked(root / ".lock"):
@@ -195,6 +199,7 @@ def make_folder(
             tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
         own = held_out(validation.documents()) if validation else ()
+        notes = []
         write_tokens(chain(split.pieces(split.documents()), own), tokenizer, unfinished)
         # Check that nobody changed the text meanwhile, and that both splits have tokens.
         for each in filter(None, (source, validation)):
@@ -202,8 +207,9 @@ def make_folder(
                 fault = f"changes while it is read ({each.describe()})"
                 remedy = "wait until nothing writes to it, or read a copy"
                 raise DataError(fault, remedy, setting=each.setting, value=each.value)
-            for line in each.note_lines():
-                log(line)
+            notes += each.note_lines()
+        for line in notes:
+            log(line)
         apart = splits_apart(source.files) if config.path else ""
         if apart:
             log(f"Files whose names tell splits of a data set are one text here; {apart} keeps them apart.")
@@ -215,7 +221,7 @@ def make_folder(
             problem = f"data={config.source} has no text, or too little to hold some out ({source.describe()})"
             raise DataError(problem, f"add text, or raise data.val_fraction={config.validation_fraction:g}")
         text = source.describe() + split.unheld_text() + shared_text(unfinished, tokenizer, split, validation)
-        (unfinished / "meta.json").write_text(json.dumps({"text": text, "sizes": sizes}, indent=1))
+        (unfinished / "meta.json").write_text(json.dumps({"text": text, "notes": notes, "sizes": sizes}, indent=1))
     return text
 
 

@@ -720,3 +720,18 @@ def test_a_field_that_is_asked_of_texts_alone_is_refused(tmp_path):
     source = Source(DataConfig(source="files", path=str(tmp_path / "a.txt"), text_field="note"))
     with pytest.raises(DataError, match=r"data.text_field=note names a field of records, and there are none"):
         prepare.make_folder(tmp_path / "made", source, TokenizerConfig(name="byte"), lambda line: None)
+
+
+def test_notes_of_a_text_are_in_the_log_of_every_run(tmp_path):
+    """The first may be a dry run, which keeps no log."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"some words\r\n" * 100)
+    (folder / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
+    config = DataConfig(source="files", path=str(folder), cache_dir=str(tmp_path / "cache"))
+    logs: list[list[str]] = [[], [], []]
+    for number, log in enumerate(logs):
+        prepare.prepare(config, TokenizerConfig(name="byte"), log=log.append, prepares=number < 2)
+    first, again, other_rank = logs
+    assert "Preparing" in first[0] and len(first) == 3 and any("b.png" in line for line in first)
+    assert again == first[1:] and other_rank == []
