@@ -1,6 +1,6 @@
 """Generation: prefill a batch of prompts, then decode one token at a time with a KV cache.
 
-All of it comes to this loop, for one text that fits the context:
+With a temperature above 0 it comes to this loop, for one text that fits the context:
 
     tokens = encode_prompt(tokenizer, prompt)
     for _ in range(params.max_new_tokens):
@@ -136,7 +136,7 @@ class Decoder:
         model = uncompiled(model)
         self.model = model
         self.device = model.device
-        # The model in eval mode, and for a single text on a CPU a shorter way through its blocks.
+        # It calls the model in eval mode, or for a single text on a CPU a shorter way through its blocks.
         self.decoded = DecodedModel(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:

@@ -58,7 +58,8 @@ class MLP(nn.Module):
         self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
         self.activation = ACTIVATIONS[config.mlp]
 
-    def forward(self, x: Stream) -> Stream:  # model/row.py has the same for one token
+    def forward(self, x: Stream) -> Stream:
+        # model/row.py has the same for one token.
         return self.down_proj(self.activation(self.up_proj(x)))
 
 
@@ -70,7 +71,8 @@ class SwiGLU(nn.Module):
         self.gate_up_proj = Linear(config.n_embd, config.inner, config.inner, bias=config.bias)  # both in one product
         self.down_proj = Linear(config.inner, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Stream) -> Stream:  # model/row.py has the same for one token
+    def forward(self, x: Stream) -> Stream:
+        # model/row.py has the same for one token.
         return self.down_proj(self.activation(self.gate_up_proj(x)))
 
     @staticmethod
@@ -112,7 +114,8 @@ class Block(nn.Module):
             return recomputed(self._forward, x, ctx)
         return self._forward(x, ctx)
 
-    def _forward(self, x: Stream, ctx: AttentionContext) -> Stream:  # model/row.py has the same for one token
+    def _forward(self, x: Stream, ctx: AttentionContext) -> Stream:
+        # model/row.py has the same for one token. Change both: tests/test_row.py compares.
         x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 

@@ -18,8 +18,8 @@ IGNORED = (IGNORE_INDEX, -100)
 LARGEST_CHUNK = {"cpu": 64 << 20}  # bytes of float32 logits at a time; larger products no longer gain
 LARGEST_CHUNK_ON_GPU = 512 << 20
 MOST_ROWS_IN_FP16 = 16_384
-"""The most tokens of a chunk in fp16 on a GPU. A gradient of lm_head sums over them terms p · x, of which x
-is around 1 after the final norm: the sum stays below fp16's largest number, 65,504.
+"""The most tokens of a chunk in fp16 on a GPU. Each entry of lm_head's gradient is a sum of p · x over them, and x is
+around 1 after the final norm: it stays below fp16's largest number, 65,504.
 """
 MULTIPLE = {"cuda": 64, "cpu": 16}
 """lm_head gets rows of zeros up to a multiple of this: products are slow if a matrix has a length like 50,257.

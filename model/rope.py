@@ -146,30 +146,6 @@ class Pope(NamedTuple):
         return self.theta ** (-channel / self.channels)
 
 
-def half_a_pair(config: AttentionConfig, head_dim: int, wanted: float) -> SettingsError:
-    """Return the error for settings that rotate `wanted` of head_dim channels, no even number."""
-    # Name the settings that were given, with a value that makes pairs. gta rotates half of a head.
-    D = config.head_channels
-    parts = D // head_dim
-    even = 2 * parts * -(-D // (2 * parts))
-    given = f"model.n_embd={config.n_embd} / model.n_head={config.n_head}"
-    remedy = f"set model.head_size={even}"
-    if config.head_size is not None:
-        given = f"model.head_size={D}"
-    elif config.n_head == 1:  # also of a form with one head, which has no head_size
-        given = f"model.n_embd={D}"
-        remedy = f"set model.n_embd={even}"
-
-    # Name what takes a share of them.
-    if parts > 1:
-        given = f"half of {given}, which attention={config.attention} rotates,"
-    if config.rope_fraction < 1:
-        given = f"model.rope_fraction={config.rope_fraction} of {given}"
-        remedy = f"set model.rope_fraction={max(2, 2 * round(wanted / 2)) / head_dim:.6g}"
-    problem = f"model.position=rope rotates pairs of channels, but {given} makes {wanted:g} channels"
-    return SettingsError(problem, f"{remedy}, or another model.position")
-
-
 @cache
 def shared(rope: Rope) -> Rope:
     """Return the first Rope that equals this one.
@@ -221,3 +197,27 @@ def _table(size: int, rope: Rope, device: torch.device) -> Float[Tensor, "{size}
     # has nothing to fill in. A cached table must serve training, even if inference mode made it.
     with torch.inference_mode(False):
         return rope.cos_sin(torch.arange(size, device=device))
+
+
+def half_a_pair(config: AttentionConfig, head_dim: int, wanted: float) -> SettingsError:
+    """Return the error for settings that rotate `wanted` of head_dim channels, no even number."""
+    # Name the settings that were given, with a value that makes pairs. The form gta rotates half of a head.
+    D = config.head_channels
+    parts = D // head_dim
+    even = 2 * parts * -(-D // (2 * parts))
+    given = f"model.n_embd={config.n_embd} / model.n_head={config.n_head}"
+    remedy = f"set model.head_size={even}"
+    if config.head_size is not None:
+        given = f"model.head_size={D}"
+    elif config.n_head == 1:  # also of a form with one head, which has no head_size
+        given = f"model.n_embd={D}"
+        remedy = f"set model.n_embd={even}"
+
+    # Name what takes a share of them.
+    if parts > 1:
+        given = f"half of {given}, which attention={config.attention} rotates,"
+    if config.rope_fraction < 1:
+        given = f"model.rope_fraction={config.rope_fraction} of {given}"
+        remedy = f"set model.rope_fraction={max(2, 2 * round(wanted / 2)) / head_dim:.6g}"
+    problem = f"model.position=rope rotates pairs of channels, but {given} makes {wanted:g} channels"
+    return SettingsError(problem, f"{remedy}, or another model.position")

@@ -25,7 +25,7 @@ def evaluation_tokens(config: TrainConfig, steps: int | None = None) -> int:
     """Return the most inputs that an evaluation reads, a function of the settings.
 
     eval_tokens, or a fifth of the inputs of eval_interval steps; in the last evaluation, given the run's `steps`, a
-    fifth of all. Each input of a text has a target.
+    fifth of all; from FEWEST_TOKENS to MOST_TOKENS. Each input of a text has a target.
     """
     # A forward pass takes a third of a step: the evaluations take a fifteenth of the time of a run, and the last one as
     # much again.

@@ -164,18 +164,17 @@ class Muon:
     a few large directions do not hide the others. orthogonalize() finds that about, by products of matrices alone.
 
     A matrix may also be many narrow maps: qkv_proj has a query, key and value for each head. It is cut into slices of
-    `width` channels, a head each, that are orthogonalised separately, at a fraction of the cost of the whole. Its
-    update has about the norm that the whole matrix's would have, √C, however many slices there are. With C = n_embd and
-    c channels of the heads or of the MLP (split_parameters() says which matrix is which):
+    `width` channels, a head each, that are orthogonalised separately, at a fraction of the cost of the whole. With
+    C = n_embd and c channels of the heads or of the MLP (split_parameters() says which matrix is which):
 
         kind      shape    slices                     moves by
         whole     (m, n)   itself                     √max(1, m/n) times its U Vᵀ
         rows      (c, C)   c / width of width rows    √min(1, C/c) times those of the slices
         columns   (C, c)   c / width of width columns the same
 
-    For U Vᵀ of a slice has the norm √width, and all of them √c: times the factor, √C, or √c if c is less, as for the
-    keys of grouped-query attention. For example, with C = 128 and heads of 32 channels an MLP's up_proj of 384 rows is
-    12 slices, times √(1/3).
+    For example, with C = 128 and heads of 32 channels an MLP's up_proj of 384 rows is 12 slices. U Vᵀ of each has the
+    norm √32, and all of them √384; times √(1/3) that is √128, which the whole matrix's would have had. The factor keeps
+    the norm of an update at √C, however many slices there are (or at √c, if c is less).
 
     Matrices of one shape are one batch, which the ranks divide among them.
     """
@@ -236,10 +235,10 @@ class Muon:
 
     def update(self, matrices: Tensor, parts: tuple[int, ...], kind: str) -> Tensor:
         """Return the updates of matrices (N, m, n) at a rate of 1, each part of the rows separately."""
-        # Take the parts one by one, unless all are cut into the same slices, as queries, keys and values of whole
-        # heads.
+        # Queries, keys and values of whole heads are cut alike: take them as one matrix. Other parts one by one.
         slicings = {self.slices(rows, matrices.size(2), kind) for rows in parts}
-        if len(parts) > 1 and not (len(slicings) == 1 and all(rows % self.width == 0 for rows in parts)):
+        are_cut_alike = len(slicings) == 1 and all(rows % self.width == 0 for rows in parts)
+        if len(parts) > 1 and not are_cut_alike:
             return torch.cat([self.update(part, (part.size(1),), kind) for part in matrices.split(parts, 1)], 1)
         width, columns, factor = slicings.pop()
         orthogonal = orthogonalize(matrices, width, columns)
@@ -248,9 +247,10 @@ class Muon:
     def slices(self, m: int, n: int, kind: str) -> tuple[int, bool, float]:
         """Return the width of (m, n)'s slices, whether they are columns, and the update's factor."""
         c, C = (m, n) if kind == "rows" else (n, m)
-        if kind != "whole" and c % self.width == 0:
-            return self.width, kind == "columns", min(1, C / c) ** 0.5
-        return min(m, n), m > n, max(1, m / n) ** 0.5
+        # A matrix whose channels are no multiple of the width, such as that of a person's layer, stays whole too.
+        if kind == "whole" or c % self.width:
+            return min(m, n), m > n, max(1, m / n) ** 0.5
+        return self.width, kind == "columns", min(1, C / c) ** 0.5
 
 
 POLAR_EXPRESS = (
@@ -357,12 +357,12 @@ SCHEDULES = {
 def schedule_factor(
     schedule: ScheduleConfig,
     step: int,
-    progress: float,
+    done: float,
     steps: int | None = None,
 ) -> float:
     """Return the factor on the peak learning rates for the update after `step` finished updates.
 
-    The warm-up counts steps. The decay follows `progress`, the fraction of the run that is done.
+    The warm-up counts steps. The decay follows `done`, the fraction of the run that is done.
     steps: all steps of the run, or None if only the time ends it.
     """
     # Warm up.
@@ -373,10 +373,10 @@ def schedule_factor(
     if step < warmup:
         return (step + 1) / (warmup + 1)
 
-    # Decay. A step took progress / step of the run on average, so the warm-up took `warmup` times that. Of 100 steps
+    # Decay. A step took done / step of the run on average, so the warm-up took `warmup` times that. Of 100 steps
     # with 10 of warm-up 0.9 are left, at any step; in a run that time ends it is an estimate that changes.
-    whole = 1 - progress * warmup / max(1, step)
-    factor = decay(1 - progress, whole, schedule.decay_fraction) if whole > 0 else 1.0
+    whole = 1 - warmup * done / max(1, step)
+    factor = decay(1 - done, whole, schedule.decay_fraction) if whole > 0 else 1.0
     return schedule.final_factor + (1 - schedule.final_factor) * factor
 
 

@@ -79,7 +79,7 @@ class Call(NamedTuple):
     bias: Sum | None = None
     """A bias row_t + column_s, for which no matrix is made."""
     matrix: Bias = None
-    """A bias of any kind, finite: the mask hides keys."""
+    """A bias of any kind, finite: the mask hides keys. The argument `bias` of an attention function is this."""
     relative: Relative | None = None
     """A bias that a query reads from profiles over the distance."""
     sink: Sink | None = None
@@ -110,7 +110,7 @@ def features(call: Call) -> list[str]:
     They are those with other values than by default, without REQUIRED.
     """
     found = [name for name in call._fields if name not in REQUIRED and getattr(call, name) is not None]
-    if call.is_causal:
+    if call.is_causal:  # as by default: the name stands for is_causal=False
         found.remove("is_causal")
     if not call.dropout_p:
         found.remove("dropout_p")

@@ -130,7 +130,7 @@ class MultiHeadAttention(nn.Module):
             self.query_heads *= queries_per_head
             self.make_projections(config)
 
-        # Modifiers, in the order of registration, but those that add a key last (sorted() is stable).
+        # Modifiers, in the order of registration, but those that are `last` (sorted() is stable).
         self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
         self.modifiers: Any = nn.ModuleDict()
         for name in sorted(classes, key=lambda name: classes[name].last):
@@ -204,8 +204,8 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Stream) -> Heads:
         """Return the queries, keys and values of x, normalised if the layer has QK-norm."""
-        # From here to merge() model/row.py has the same for one token on a CPU.
-        # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
+        # From here to merge() model/row.py has the same for one token on a CPU. Change both: tests/test_row.py
+        # compares. One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v

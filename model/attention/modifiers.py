@@ -51,7 +51,8 @@ class Modifier(nn.Module):
 
     changes: ClassVar[str]
     last = False
-    """Whether it acts after all others, in any order of registration or typing."""
+    """Whether it acts after all others, in any order of registration or typing, as a sink: its score joins final
+    ones."""
     # The needs of the modifier: the layer reads them before it makes its projections.
     queries_per_head = 1
     replaces_qk_norm = False

@@ -34,12 +34,12 @@ class Weighting:
     ignores_shifts: ClassVar[bool] = False
     """Whether a number that is added to all scores of a row changes no weight."""
     counts_keys: ClassVar[bool] = False
-    """Whether weights() may count keys from the last one, a query's own, as stick does.
+    """Whether weights() may count keys from the last one, a query's own: a sink then stands before all others.
 
-    A sink then stands before all others.
+    A person's weighting may. Stick does too, but takes no sink.
     """
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
-    """The same weights by chunks of queries; None if there are no passes."""
+    """The same weights in chunked.py's way, for long texts; None if there are none."""
 
     def __init__(self, *options: float | int) -> None:
         """options: the arguments that make this weighting again."""
