@@ -68,6 +68,15 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def reload(self) -> None:
+        """Load the page anew. A question that comes while the old page goes has no answer: ask again."""
+        self.run("window.old = true")
+        self.ask("Page.reload")
+        state = ""
+        while state != "complete":
+            with suppress(AssertionError):
+                state = self.run("window.old ? 'old' : document.readyState")
+
     def __enter__(self) -> Browser:
         pages = []
         while not pages:

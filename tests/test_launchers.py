@@ -106,6 +106,7 @@ def test_a_stopped_sweep_of_parallel_jobs_goes_on_with_their_last_checkpoints(tm
             for job in range(2):
                 lines = tmp_path / f"here/{job}/metrics.jsonl"
                 wait_for(lines, '"step": 30,' if number == signal.SIGINT else '"step": 60,')
+                wait_for(tmp_path / f"here/{job}/checkpoints/last/meta.json", '"step": ')  # a thread writes them
             (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
             output, errors = process.communicate(timeout=120)
         assert process.returncode == 128 + number and "to go on:" in output, output + errors

@@ -564,9 +564,7 @@ def test_a_page_whose_scripts_are_off_says_so_and_shows_no_empty_controls(train_
         with Browser(page) as browser:
             assert "Trust HTML" not in browser.run(shown) and browser.run(useless) > 3
             browser.ask("Emulation.setScriptExecutionDisabled", value=True)
-            browser.run("window.old = true; location.reload()")
-            while browser.run("window.old || document.readyState !== 'complete'"):
-                pass
+            browser.reload()
             assert "In JupyterLab click Trust HTML" in browser.run(shown) and browser.run(useless) == 0
 
 
@@ -589,7 +587,5 @@ def test_choices_that_a_reloaded_page_no_longer_has_leave_it_as_it_begins(sweep)
         for number in (2, 3, 6, 7, 8):  # the other rates
             shutil.rmtree(sweep.parent / str(number))
         write_leaderboard(sweep.parent)
-        browser.run("window.old = true; location.reload()")
-        while browser.run("window.old || document.readyState !== 'complete'"):
-            pass
+        browser.reload()
         assert browser.run("[$('colour').value, $('logx').checked]") == ["attention", True] and browser.run(count) > 50
