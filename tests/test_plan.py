@@ -420,3 +420,17 @@ def test_the_pages_memory_of_a_cloud_gpu_is_the_predicted_one(tmp_path):
     ]
     done = run_here(*command.split(), "dry_run=true", "plan.device=t4", *text, cwd=tmp_path)
     assert f"memory    {told} in a training step: " in done.stdout, done
+
+
+def test_a_plan_knows_the_parts_that_a_run_freezes(train_config):
+    train_config.model.vocab_size = 257
+    config = replace(train_config, freeze=["token_embedding", "blocks.0"], dry_run=True)
+    whole = predict_memory(train_step, replace(config, freeze=None), 2)
+    frozen = predict_memory(train_step, config, 2)
+    model = trial_run(config, torch.device("cpu"), torch.float32).model
+    nbytes = {name: weight.nbytes for name, weight in model.named_parameters()}
+    kept = sum(size for name, size in nbytes.items() if not name.startswith(("token_embedding.", "blocks.0.")))
+    assert whole.gradients == whole.weights == frozen.weights == sum(nbytes.values())
+    assert frozen.gradients == kept < frozen.weights and frozen.peak < whole.peak
+    with pytest.raises(SettingsError, match="freeze=.nothing. has nothing, which the model does not have"):
+        plan_run(train_step, replace(config, freeze=["nothing"]))

@@ -37,7 +37,7 @@ from training.guest import generator_kept, process_kept
 from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
-from training.start import check_machine, choose_compile, open_data, refuse_too_large, with_vocabulary
+from training.start import check_machine, choose_compile, freeze, open_data, refuse_too_large, with_vocabulary
 from training.terminal import EPOCHS, describe, epochs
 from training.threads import threads_of_run
 
@@ -144,23 +144,25 @@ def predict_memory(
             run.model.runtime.largest_chunk = LARGEST_CHUNK_ON_GPU
             run.model.runtime.device = "cuda"
         weights = sum(parameter.nbytes for parameter in run.model.parameters())
+        gradients = sum(parameter.nbytes for parameter in run.model.parameters() if parameter.requires_grad)
         state = sum(tensor.nbytes for tensor in optimizer_state(run.model, run.optimizers).values())
 
         # Take a step, and evaluate a batch.
         before = live.now
         live.most = before
         train_step(run, 1)
-        activations = max(0, live.most - before - weights)
+        activations = max(0, live.most - before - gradients)
         live.most = live.now
         batch = next(run.data.validation_batches(config.eval_batch_size or micro))
         score_batch(run.model.eval(), batch, torch.device("cpu"), run.autocast)
-    return Memory(weights, weights, state, activations, live.most)
+    return Memory(weights, gradients, state, activations, live.most)
 
 
 def trial_run(config: TrainConfig, device: torch.device, precision: torch.dtype, compiled: bool = False) -> Run:
     """Return a run of one process on made-up text, whose only use is to take steps."""
     with device:
         model = with_recompute(GPT(config.model), config)
+    freeze(model, config.freeze or [])
     text = np.broadcast_to(np.uint16(0), 1025 * config.model.block_size)
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), ())
     data = TokenDataset(
@@ -312,7 +314,10 @@ def size_lines(
 
 
 def with_width(config: TrainConfig, width: int) -> TrainConfig:
-    """Return config with a model of this width, in the proportions of the presets."""
+    """Return config with a model of this width, in the proportions of the presets.
+
+    It has other parts than those of config.freeze.
+    """
     model = replace(
         config.model,
         n_layer=max(4, width // 64),
@@ -322,7 +327,7 @@ def with_width(config: TrainConfig, width: int) -> TrainConfig:
         head_size=None,
         n_inner=None,
     )
-    return replace(config, model=model)
+    return replace(config, model=model, freeze=None)
 
 
 def seconds_per_step(

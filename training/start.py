@@ -154,6 +154,9 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
             with readable(saved.path):
                 load_weights(model, load_file(saved.path / WEIGHTS))
         freeze(model, config.freeze or [])
+        if config.freeze:
+            count = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
+            log.info("freeze    %s parameters stay as they are: %s", f"{count:,}", ", ".join(config.freeze))
         had_compiled = saved.meta.computed_on.get("compiled") if saved else None
         compiled = choose_compile(config, device, model, had_compiled)
         compiled_loss = compiled or choose_compiled_loss(config, device)
@@ -199,9 +202,6 @@ def freeze(model: GPT, parts: Sequence[str]) -> None:
             named[name].requires_grad_(False)
     if not any(weight.requires_grad for weight in named.values()):
         raise SettingsError("leaves no weight to train", "leave a part out", setting="freeze", value=[*parts])
-    if parts:
-        count = sum(weight.numel() for weight in named.values() if not weight.requires_grad)
-        log.info("freeze    %s parameters stay as they are: %s", f"{count:,}", ", ".join(parts))
 
 
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
