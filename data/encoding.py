@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 from common.errors import DataError
 from common.text import visible
-from data.formats import PACKINGS, beside, failures_named, open_bytes, stem_of
+from data.formats import beside, failures_named, open_bytes, stem_of, unpacking
 from data.tokenizer import LONGEST, replace_surrogates
 
 Open = Callable[[], BinaryIO]
@@ -255,9 +255,7 @@ def piped(file: str, command: str) -> str:
     """Return a shell's line that gives a text, unpacked if it is a packed file, to a command."""
     if not Path(file).is_file():  # the standard input
         return command
-    with Path(file).open("rb") as stream:
-        start = stream.read(8)
-    unpack = next((packing[1] for magic, packing in PACKINGS.items() if start.startswith(magic)), None)
+    unpack = unpacking(file)
     return f"{unpack} {shlex.quote(file)} | {command}" if unpack else f"{command} < {shlex.quote(file)}"
 
 

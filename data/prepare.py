@@ -104,7 +104,7 @@ def prepare(
         while (text := text_of(folder)) is None and not prepares:
             time.sleep(0.1)
         if text is not None and prepares:
-            # An earlier run has prepared it, perhaps one without a log: say again what was left out or replaced.
+            # An earlier run has prepared it, perhaps one without a log: repeat its notes.
             for line in json.loads(read_foreign(folder / "meta.json")).get("notes", ()):
                 log(line)
         if text is None:
@@ -226,7 +226,7 @@ def make_folder(
 
 
 def shared_text(folder: Path, tokenizer: Encoding, split: "Split", validation: Source | None) -> str:
-    """Return what to say of the share of the validation texts that the training text has too.
+    """Return the words on the share of the validation texts that the training text has too.
 
     By tokens, or by words, which another layout leaves as they are. No file stays open, or Windows could not rename the
     folder.
@@ -313,12 +313,11 @@ class Split:
         self.kept = [length - int(length * fraction) for _, length in lengths]
 
     def unheld_text(self) -> str:
-        """Return what to say of a document that is most of the text, and never held out."""
+        """Return the words on a document that is most of the text and never held out, if any."""
         if self.longest <= 0.5:
             return ""
-        return (
-            f"; {self.longest:.0%} of it is one document, of which nothing is held out: divide it, or set data.val_path"
-        )
+        share = f"{self.longest:.0%} of it is one document, of which nothing is held out"
+        return f"; {share}: divide it, or set data.val_path"
 
     def documents(self) -> Iterable[Iterable[str]]:
         """Return the documents of the whole text, from memory if it is small."""

@@ -137,7 +137,7 @@ def chunk_loss_and_gradient(
     ids: int,
     cap: float | None,
 ) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Float[Tensor, "N rows"]]:
-    """Return each token's loss, and what its derivatives by the logits are made of.
+    """Return each token's loss, and the parts of its derivatives by the logits.
 
     nats       -ln p of the target
     at_target  its derivative by the target's logit, p - 1

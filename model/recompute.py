@@ -20,9 +20,8 @@ def recomputed(forward: Forward, x: Stream, ctx: AttentionContext) -> Stream:
 
     (Chen et al. 2016.)
     """
-    # Layers also write to the context. checkpoint() runs its function twice, and the second run must not begin with
-    # what the first one wrote: the function writes to a copy, and returns what is new in it. torch.compile asks for
-    # that too.
+    # Layers also write to the context. checkpoint() runs its function twice, and the second run must find the context
+    # of the first: the function writes to a copy, and returns its new tensors. torch.compile asks for that too.
     function = partial(run_on_copy, forward)
     x, ctx.loss, written = checkpoint(function, x, ctx, ctx.loss, dict(ctx.shared), use_reentrant=False)
     ctx.shared.update(written)

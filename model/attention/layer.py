@@ -204,8 +204,9 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Stream) -> Heads:
         """Return the queries, keys and values of x, normalised if the layer has QK-norm."""
-        # From here to merge() model/row.py has the same for one token on a CPU. Change both: tests/test_row.py
-        # compares. One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
+        # From here to merge() model/row.py has the same for one token. Change both: tests/test_row.py compares.
+
+        # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v
