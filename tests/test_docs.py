@@ -388,6 +388,8 @@ def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
         shutil.copy(tmp_path / "notes.txt", tmp_path / name)
     for name, separator in (("notes.md", "---"), ("poems.txt", "\n\n\n")):
         (tmp_path / name).write_text((tmp_path / "notes.txt").read_text() + separator + "the cat sat on the mat")
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages/book.txt").write_text((tmp_path / "notes.txt").read_text() + "\fthe cat sat on the mat")
     (tmp_path / "held.jsonl").write_text('{"text": "the cat sat on the mat"}\n' * 20)
     (tmp_path / "beginnings.txt").write_text("the cat\nthe mat\n")
     (tmp_path / "prompt.txt").write_text("the cat")
