@@ -1,6 +1,6 @@
 """The GPT: token embedding, a stack of blocks, final norm, language-model head.
 
-Without the settings that add something, this is the model and its loss:
+plain.py has the default model on one page. Without the settings that add something, this is the model and its loss:
 
     x = token_embedding(tokens)  # (B, T) -> (B, T, C)
     for block in blocks:

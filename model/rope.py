@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from common.errors import SettingsError
@@ -108,37 +108,50 @@ class Rope(NamedTuple):
         return slow * frequency / self.stretch + (1 - slow) * frequency, temperature
 
 
-class Pope(NamedTuple):
+class Pope(nn.Module):
     """PoPE: the length of a channel is content, its angle position (Gopalakrishnan et al. 2025).
 
         score_ts = Σ_c softplus(q_tc) softplus(k_sc) cos((t - s) θ_c + δ_c),  θ_c = theta^(-c/D)
 
     RoPE turns pairs of channels, whose direction is content too: a query cannot ask for a position without regard to
-    what is there. Here each of D channels is a point of a plane, so that queries and keys become 2 D wide.
+    what is there. Here each of D channels is a point of a plane, so that queries and keys become 2 D wide. δ, the
+    parameter `phase`, is learned, from -2π to 0.
     """
 
-    channels: int
-    theta: float
+    def __init__(self, kv_heads: int, channels: int, theta: float) -> None:
+        super().__init__()
+        self.channels = channels
+        self.theta = theta
+        self.phase = nn.Parameter(torch.zeros(kv_heads, 1, channels))
 
-    def place(
+    def forward(
+        self,
+        q: Float[Tensor, "B H T D"],
+        k: Float[Tensor, "B Hkv T D"],
+        first: int = 0,
+    ) -> tuple[Float[Tensor, "B H T both"], Float[Tensor, "B Hkv T both"]]:
+        """Return queries and keys at the positions first … first+T-1."""
+        return self.of_lengths(q, first), self.of_lengths(k, first, self.phase.clamp(-2 * math.pi, 0))
+
+    def of_lengths(
         self,
         x: Float[Tensor, "*lead T D"],
         first: int = 0,
-        phase: Float[Tensor, "n 1 D"] | None = None,
-        is_length: bool = True,
+        phase: Float[Tensor, "n 1 D"] | float = 0.0,
     ) -> Float[Tensor, "*lead T both"]:
-        """Return x at the positions first … first+T-1, all cosines before all sines.
+        """Return the points whose lengths are softplus(x)."""
+        return self.place(softplus(upcast(x)), first, phase).to(x.dtype)
 
-        phase: δ of each head's channels, which keys have; from -2π to 0.
-        is_length: whether x becomes positive; else it is taken as it is.
-        """
-        position = torch.arange(first, first + x.shape[-2], dtype=torch.float32, device=x.device)
-        angle = position[:, None] * self.frequencies(x.device)  # (T, D)
-        if phase is not None:
-            angle = angle - phase.clamp(-2 * math.pi, 0).to(angle.dtype)
-        wide = upcast(x)
-        length = softplus(wide) if is_length else wide
-        return torch.cat((length * angle.cos(), length * angle.sin()), -1).to(x.dtype)
+    def place(
+        self,
+        length: Float[Tensor, "*lead T D"],
+        first: int = 0,
+        phase: Float[Tensor, "n 1 D"] | float = 0.0,
+    ) -> Float[Tensor, "*lead T both"]:
+        """Return points at the positions first … first+T-1, the cosines of all before the sines."""
+        position = torch.arange(first, first + length.shape[-2], dtype=torch.float32, device=length.device)
+        angle = position[:, None] * self.frequencies(length.device) - phase  # (T, D), or (n, T, D)
+        return torch.cat((length * angle.cos(), length * angle.sin()), -1)
 
     def frequencies(self, device: torch.device | None = None) -> Float[Tensor, " D"]:
         """Return every channel's angle at position 1."""

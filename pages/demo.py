@@ -107,7 +107,7 @@ def layer(attention: MultiHeadAttention, form: str) -> dict[str, Any]:
         "window": attention.window,
         "slopes": alibi_slopes(attention.n_head) if attention.alibi else None,
         "rope": rope,
-        "pope": None if attention.pope is None else attention.pope.frequencies().tolist(),
+        "pope_frequencies": None if attention.pope is None else attention.pope.frequencies().tolist(),
         "modifiers": [*attention.modifiers],
     }
 

@@ -148,9 +148,9 @@ function attention(layer, x, position, cache, shared) {
 
   // PoPE instead: a channel's positive length is content, and its angle position.
   if (layer.pope) {
-    const phase = Array.from(layer.phase, angle => Math.min(0, Math.max(-2 * Math.PI, angle)));
-    q = q.map(head => place(head, position, layer.pope, () => 0));
-    k = k.map((head, h) => place(head, position, layer.pope, c => phase[h * D + c]));
+    const phase = Array.from(layer.pope.phase, angle => Math.min(0, Math.max(-2 * Math.PI, angle)));
+    q = q.map(head => place(head, position, layer.pope_frequencies, () => 0));
+    k = k.map((head, h) => place(head, position, layer.pope_frequencies, c => phase[h * D + c]));
   }
 
   // Remember: the cache takes the new keys and values. Query heads share them in groups (Ainslie et al. 2023).

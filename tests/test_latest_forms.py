@@ -432,9 +432,9 @@ def test_k_eq_v_is_gemma_4s_full_layer():
 @torch.no_grad()
 def test_pope_is_a_sum_of_lengths_by_the_cosine_of_their_angles(settings):
     made, x = random_layer("sdpa", position="pope", **settings), torch.randn(B, T, C).double()
-    made.phase.copy_(-7 * torch.rand_like(made.phase))  # beyond -2π it stays there
+    made.pope.phase.copy_(-7 * torch.rand_like(made.pope.phase))  # beyond -2π it stays there
     q, k, v = made.project(x)
-    delta = made.phase.clamp(-2 * math.pi, 0).repeat_interleave(H // len(made.phase), 0)
+    delta = made.pope.phase.clamp(-2 * math.pi, 0).repeat_interleave(H // len(made.pope.phase), 0)
     k, v = (t.repeat_interleave(H // t.shape[1], 1) for t in (k, v))
     frequency = settings.get("rope_theta", 10_000.0) ** (-torch.arange(D).double() / D)
     angle = DISTANCE[..., None] * frequency + delta[:, :, None]  # (H, T, S, D)
@@ -442,11 +442,11 @@ def test_pope_is_a_sum_of_lengths_by_the_cosine_of_their_angles(settings):
     scores = (lengths * angle.cos()).sum(-1) / math.sqrt(D)
     wanted = made.merge(scores.masked_fill(HIDDEN, -math.inf).softmax(-1) @ v)
     close(made(x), wanted, rtol=1e-5, atol=1e-5)  # its angles are float32
-    far = made.pope.place(q[..., :1, :], 5000) * made.pope.place(
-        k[..., :1, :], 4990, made.phase.repeat_interleave(H // len(made.phase), 0)
+    far = made.pope.of_lengths(q[..., :1, :], 5000) * made.pope.of_lengths(
+        k[..., :1, :], 4990, made.pope.phase.repeat_interleave(H // len(made.pope.phase), 0)
     )
-    near = made.pope.place(q[..., :1, :], 10) * made.pope.place(
-        k[..., :1, :], 0, made.phase.repeat_interleave(H // len(made.phase), 0)
+    near = made.pope.of_lengths(q[..., :1, :], 10) * made.pope.of_lengths(
+        k[..., :1, :], 0, made.pope.phase.repeat_interleave(H // len(made.pope.phase), 0)
     )
     close(far.sum(-1), near.sum(-1), rtol=1e-2, atol=1e-2)  # by the distance alone
 

@@ -40,10 +40,10 @@ ALONE = Ranks()
 def split_parameters(model: GPT) -> dict[str, list[nn.Parameter]]:
     """Return the parameters by kind.
 
-    rows, columns, whole: weights of the blocks' linear layers, which Muon moves: those with a row for each channel of
-        the heads or of the MLP (CHANNEL_ROWS), down_proj with a column for each channel of the MLP, and the others.
-        Muon, below, cuts the first two into slices. o_proj is whole, though it has a column for each channel of the
-        heads: cut, it was 0.003 to 0.012 bits per byte worse.
+    rows, columns, whole: weights of the blocks' linear layers, which Muon moves (below): those with a row for each
+        channel of the heads or of the MLP (CHANNEL_ROWS), down_proj with a column for each channel of the MLP, and the
+        others. Muon cuts the first two into slices of rows or columns. o_proj stays whole, though it has a column for
+        each channel of the heads: in slices it was 0.003 to 0.012 bits per byte worse.
     thin: other matrices of the blocks, such as a gate's with one row for each head.
     embeddings, lm_head (untied), vectors (of norms, and biases): the rest.
     """
@@ -163,18 +163,20 @@ class Muon:
     With the singular value decomposition U S Vᵀ of the momentum it moves by U Vᵀ: all singular values become 1, so that
     a few large directions do not hide the others. orthogonalize() finds that about, by products of matrices alone.
 
-    A matrix may also be many narrow maps: qkv_proj has a query, key and value for each head. It is cut into slices of
-    `width` channels, a head each, that are orthogonalised separately, at a fraction of the cost of the whole. With
-    C = n_embd and c channels of the heads or of the MLP (split_parameters() says which matrix is which):
+    Slices: a matrix may be many narrow maps, as qkv_proj has a query, a key and a value for each head. It is cut into
+    slices of `width` channels, a head each, which are orthogonalised separately, at a fraction of the cost of the
+    whole. The matrices of the MLP are cut alike.
 
-        kind      shape    slices                     moves by
-        whole     (m, n)   itself                     √max(1, m/n) times its U Vᵀ
-        rows      (c, C)   c / width of width rows    √min(1, C/c) times those of the slices
-        columns   (C, c)   c / width of width columns the same
+    Size: all slices together would move further than the whole matrix. Take an up_proj of 384 rows and 128 columns. Its
+    U Vᵀ has 128 singular values of 1, hence the norm √128. Cut into 12 slices of 32 rows it has 12 times 32, and the
+    norm √384. The factor √(128 / 384) gives a cut matrix the size of an uncut one:
 
-    For example, with C = 128 and heads of 32 channels an MLP's up_proj of 384 rows is 12 slices. U Vᵀ of each has the
-    norm √32, and all of them √384; times √(1/3) that is √128, which the whole matrix's would have had. The factor keeps
-    the norm of an update at √C, however many slices there are (or at √c, if c is less).
+        kind      shape    slices                       moves by
+        rows      (c, C)   c / width, of width rows     √min(1, C/c) U Vᵀ of each
+        columns   (C, c)   c / width, of width columns  the same
+        whole     (m, n)   one                          √max(1, m/n) U Vᵀ, as Jordan's code has it
+
+    with C = n_embd and c channels of the heads or of the MLP. split_parameters() says which matrix is of which kind.
 
     Matrices of one shape are one batch, which the ranks divide among them.
     """
@@ -246,11 +248,12 @@ class Muon:
 
     def slices(self, m: int, n: int, kind: str) -> tuple[int, bool, float]:
         """Return the width of (m, n)'s slices, whether they are columns, and the update's factor."""
-        c, C = (m, n) if kind == "rows" else (n, m)
-        # A matrix whose channels are no multiple of the width, such as that of a person's layer, stays whole too.
-        if kind == "whole" or c % self.width:
-            return min(m, n), m > n, max(1, m / n) ** 0.5
-        return self.width, kind == "columns", min(1, C / c) ** 0.5
+        if kind == "rows" and m % self.width == 0:
+            return self.width, False, min(1, n / m) ** 0.5
+        if kind == "columns" and n % self.width == 0:
+            return self.width, True, min(1, m / n) ** 0.5
+        # Also a matrix whose channels are no multiple of the width, such as that of a person's layer, stays whole.
+        return min(m, n), m > n, max(1, m / n) ** 0.5
 
 
 POLAR_EXPRESS = (

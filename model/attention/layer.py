@@ -29,7 +29,6 @@ three hooks, mix(), score() and finish(), which change nothing unless it overrid
 modifiers.py.
 """
 
-import math
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -113,24 +112,16 @@ class MultiHeadAttention(nn.Module):
         turns = "nope" not in config.modifiers
         self.rope = self.make_rope(config) if config.position == "rope" and turns else None
         self.pope = self.make_pope(config) if config.position == "pope" and turns else None
-        self.phase = None
-        if self.pope is not None:
-            self.scale = self.head_dim**-0.5  # PoPE has 2 D channels, but D products of lengths
-            self.phase = nn.Parameter(torch.zeros(self.kv_heads, 1, self.head_dim))
         self.alibi = config.position == "alibi"
+        if self.pope is not None:
+            self.scale = self.head_dim**-0.5  # its keys are 2 D wide, but their products are those of D lengths
 
-        # Projections. Modifiers may replace QK-norm, or give each head several queries: then make them anew, wider. The
-        # first ones only advance torch's generator, on which the weights of recorded runs depend.
-        classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
-        if any(cls.replaces_qk_norm for cls in classes.values()):
-            config = replace(config, qk_norm=False)
         self.make_projections(config)
-        queries_per_head = math.prod(cls.queries_per_head for cls in classes.values())
-        if queries_per_head > 1:
-            self.query_heads *= queries_per_head
-            self.make_projections(config)
 
         # Modifiers, in the order of registration, but those that are `last` (sorted() is stable).
+        classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
+        for cls in sorted(classes.values(), key=lambda cls: cls.replaces_qk_norm):
+            cls.change_projections(self, config)
         self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
         self.modifiers: Any = nn.ModuleDict()
         for name in sorted(classes, key=lambda name: classes[name].last):
@@ -140,7 +131,7 @@ class MultiHeadAttention(nn.Module):
         return Rope.of(config, self.head_dim)
 
     def make_pope(self, config: AttentionConfig) -> Pope:
-        return Pope(self.head_dim, config.rope_theta)
+        return Pope(self.kv_heads, self.head_dim, config.rope_theta)
 
     def make_projections(self, config: AttentionConfig) -> None:
         """Make the weights of project() and merge()."""
@@ -167,22 +158,11 @@ class MultiHeadAttention(nn.Module):
         return self.merge(y)  # (B, H, T, D) -> (B, T, C)
 
     def heads(self, x: Stream, ctx: AttentionContext) -> Output:
-        """Return the result of each head, or its weights if ctx.weights_only."""
+        """Return the result of each head."""
         self.check(x, ctx)
 
-        # Project each token: its query asks, its key answers, and others gather its value.
-        q, k, v = self.project(x)  # (B, T, C) -> (B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)
-
-        # Mix: modifiers change queries, keys and values, for example by a convolution with earlier tokens.
-        for modifier in self.modifiers.values():
-            q, k, v = modifier.mix(q, k, v, x, ctx)
-        if ctx.weights_only:
-            # Weights times values that are the identity are the weights.
-            v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)
-
-        # Rotate queries and keys by their positions: their products then depend on the distance.
-        q = self.rotate(q, ctx)
-        k = self.rotate(k, ctx, self.phase)
+        # Project, mix and rotate: (B, T, C) -> (B, H, T, D), (B, Hkv, T, D), (B, Hkv, T, D)
+        q, k, v = self.queries_keys_values(x, ctx)
 
         # Cache: append the new rows, and get all S that are kept; a state keeps no rows. Without a cache, S = T.
         keys, values = k, v
@@ -198,9 +178,25 @@ class MultiHeadAttention(nn.Module):
 
         # Finish: modifiers change each head's result, given each token's own value.
         for modifier in self.modifiers.values():
-            if modifier.on_weights or not ctx.weights_only:
-                y = modifier.finish(y, v, x, ctx)
+            y = modifier.finish(y, v, x, ctx)
         return y
+
+    def queries_keys_values(self, x: Stream, ctx: AttentionContext) -> Heads:
+        """Return the queries, keys and values of x, mixed and rotated."""
+        # Project each token: its query asks, its key answers, and others gather its value.
+        q, k, v = self.project(x)
+
+        # Mix: modifiers change queries, keys and values, for example by a convolution with earlier tokens.
+        for modifier in self.modifiers.values():
+            q, k, v = modifier.mix(q, k, v, x, ctx)
+
+        # Rotate queries and keys by their positions: their products then depend on the distance.
+        if self.pope is not None:
+            q, k = self.pope(q, k, ctx.past)
+        elif self.rope is not None:
+            q = self.rotate(q, ctx)
+            k = self.rotate(k, ctx)
+        return q, k, v
 
     def project(self, x: Stream) -> Heads:
         """Return the queries, keys and values of x, normalised if the layer has QK-norm."""
@@ -211,18 +207,8 @@ class MultiHeadAttention(nn.Module):
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v
 
-    def rotate(
-        self,
-        heads: Query,
-        ctx: AttentionContext,
-        phase: Tensor | None = None,
-    ) -> Float[Tensor, "*lead H T E"]:
-        """Rotate queries or keys by their positions, if the layer has RoPE or PoPE.
-
-        phase: that of keys under PoPE.
-        """
-        if self.pope is not None:
-            return self.pope.place(heads, ctx.past, phase)
+    def rotate(self, heads: Query, ctx: AttentionContext) -> Query:
+        """Rotate queries or keys by their positions, if the layer has RoPE."""
         if self.rope is None:
             return heads
         rotation = ctx.rotations.get(self.rope)
@@ -275,7 +261,7 @@ class MultiHeadAttention(nn.Module):
             mask=mask,
             doc_starts=doc_starts,
             window=self.window,
-            dropout_p=self.dropout if self.training and not ctx.weights_only else 0.0,
+            dropout_p=self.dropout if self.training else 0.0,
             scale=self.scale,
         )
         # ALiBi penalises the distance: a bias for each query and key. The modifier diff, which has two queries a head,
@@ -330,7 +316,18 @@ class MultiHeadAttention(nn.Module):
         if ctx.past:
             mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., ctx.past :]
             doc_starts = None if doc_starts is None else (doc_starts - ctx.past).clamp(min=0)
-        return self.heads(x, replace(ctx, cache=None, mask=mask, doc_starts=doc_starts, weights_only=True))
+        ctx = replace(ctx, cache=None, mask=mask, doc_starts=doc_starts, weights_only=True)
+
+        # The steps of heads(), with values that are the identity: weights times the identity are the weights.
+        self.check(x, ctx)
+        q, k, v = self.queries_keys_values(x, ctx)
+        v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)
+        call = self.make_call(q, k, v, ctx)._replace(dropout_p=0.0)
+        y = self.attend(call, x, ctx)
+        for modifier in self.modifiers.values():
+            if modifier.on_weights:
+                y = modifier.finish(y, v, x, ctx)
+        return y
 
     def flops(self, block_size: int) -> float:
         """Return the floating-point operations of attention per token of a forward pass.

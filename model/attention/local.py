@@ -43,7 +43,7 @@ class Parallax(MultiHeadAttention):
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         r = self.r_proj(x).unflatten(-1, (self.query_heads, -1)).transpose(1, 2)  # (B, T, C) -> (B, H, T, D)
         # A slope has a sign: it turns with the queries, but is no length.
-        r = self.rotate(r, ctx) if self.pope is None else self.pope.place(r, ctx.past, is_length=False)
+        r = self.rotate(r, ctx) if self.pope is None else self.pope.place(upcast(r), ctx.past).to(r.dtype)
         return super().attend(call._replace(tilt=r), x, ctx)
 
     def flops(self, block_size: int) -> float:

@@ -53,9 +53,10 @@ class Modifier(nn.Module):
     last = False
     """Whether it acts after all others, in any order of registration or typing, as a sink: its score joins final
     ones."""
-    # The needs of the modifier: the layer reads them before it makes its projections.
     queries_per_head = 1
+    """The queries that a head has in the layer's projections; finish() joins their results."""
     replaces_qk_norm = False
+    """Whether the layer has no QK-norm, in whose place it has its own."""
     needs_doc_starts = False
     """Whether it sums up or shifts the past: it then needs the text's start, not a mask."""
     on_weights = False
@@ -74,6 +75,20 @@ class Modifier(nn.Module):
         """layer: the one that the modifier changes; its modifiers are made last."""
         super().__init__()
         self.layer_idx = layer.layer_idx
+
+    @classmethod
+    def change_projections(cls, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        """Fit a layer to queries_per_head and replaces_qk_norm.
+
+        The layer calls it before it makes any modifier.
+        """
+        if cls.queries_per_head > 1:
+            # Made a second time, wider: a recorded run's weights come after the draws of both.
+            layer.query_heads *= cls.queries_per_head
+            layer.make_projections(config)
+        if cls.replaces_qk_norm:
+            layer.q_norm = nn.Identity()
+            layer.k_norm = nn.Identity()
 
     def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
         """Raise SettingsError if the layers of a GPT, of the pattern `attention`, do not suit it."""
