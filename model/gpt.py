@@ -31,7 +31,7 @@ from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 from model.recompute import recomputed
-from model.surgery import check_places, embedded, is_matrix, is_untouched, tie_again
+from model.surgery import check_input, embedded, is_matrix, tie_again
 
 Stream = Float[Tensor, "B T C"]
 
@@ -204,12 +204,8 @@ class GPT(nn.Module):
         ctx: AttentionContext,
     ) -> tuple[Stream, AttentionContext]:
         """Return the input of the blocks: the embedded tokens, and the layers' shared context."""
-        if tokens.ndim != 2 or tokens.is_nested:
-            shape = "nested" if tokens.is_nested else (*tokens.shape,)
-            raise ValueError(f"tokens {shape} need the shape (B, T): tokens[None] is a batch of one text.")
+        check_input(self, tokens, cache)
         T = tokens.size(1)
-        if cache is not None and cache.position == 0:
-            check_places(self.attentions)
         ctx.tokens = tokens
         ctx.doc_starts = doc_starts if cache is None else cache.continue_documents(doc_starts, T)
         ctx.cache = cache
@@ -235,12 +231,10 @@ class GPT(nn.Module):
         most = self.config.block_size
         if end > most:
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
+        places = torch.arange(ctx.past, end, device=self.device)  # (T,)
         if ctx.doc_starts is not None:
-            return self.position_embedding(ctx.places().clamp(min=0))  # padding, left of a document, is before 0
-        if is_untouched(self.position_embedding, nn.Embedding):
-            return self.position_embedding.weight[ctx.past : end]
-        # A hook, an adapter or another module is part of it: it has to be called.
-        return self.position_embedding(torch.arange(ctx.past, end, device=self.device))
+            places = ctx.places().clamp(min=0)  # (B, T); padding, left of a document, is before 0
+        return self.position_embedding(places)
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
         """Return the logits of the residual stream x, squashed into ±logit_softcap if that is set."""

@@ -59,6 +59,15 @@ def tie_again(model: Any, keys: Any) -> None:
         model.lm_head.weight = embedding
 
 
+def check_input(model: Any, tokens: Tensor, cache: Any) -> None:
+    """Raise ValueError for tokens that are not (B, T), or layers that a new cache cannot serve."""
+    if tokens.ndim != 2 or tokens.is_nested:
+        shape = "nested" if tokens.is_nested else (*tokens.shape,)
+        raise ValueError(f"tokens {shape} need the shape (B, T): tokens[None] is a batch of one text.")
+    if cache is not None and cache.position == 0:
+        check_places(model.attentions)
+
+
 def check_places(layers: Sequence[Any]) -> None:
     """Raise ValueError if two layers have one place in a cache, as copies of a block do."""
     places = [layer.layer_idx for layer in layers]
