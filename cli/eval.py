@@ -7,7 +7,7 @@ import torch
 
 from common.console import say
 from common.errors import CheckpointError, SettingsError, naming
-from common.text import for_stream, seen_from_here
+from common.text import for_stream, plural, seen_from_here
 from data.tales import first_slip
 from data.tasks import HELD_OUT
 from data.tokenizer import gzip_bits
@@ -68,7 +68,7 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
             raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
     # Print a column for each checkpoint, then the difference.
     totals = [each.total for each in scores]
-    say(f"text        {text.description}; {totals[0].text_bytes:,} bytes are scored")
+    say(f"text        {text.description}; {plural(totals[0].text_bytes, 'byte')} scored")
     for note in text.notes:
         say(f"note        {note}")
     print_columns(checkpoints, totals, TEXT_FIGURES)

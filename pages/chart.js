@@ -260,11 +260,11 @@ function shades({size, shares}, x, y, wide, high = wide) {
   );
 }
 
-// Small maps of all heads, a row for each layer. heads: their number by layer; mapOf(layer, head) returns {size, shares}.
+// Small maps of all heads, a row for each layer, both counted from 1. heads: their number by layer; mapOf(layer, head) returns {size, shares}.
 function smallMaps(heads, mapOf, chosen, width) {
-  const numbers = count => [...Array(count).keys()].map(String);
+  const numbers = count => Array.from({length: count}, (_, i) => `${i + 1}`);
   const frame = {fill: "none", stroke: "var(--mark)", "stroke-width": 2};
-  const values = heads.map((count, layer) => numbers(count).map(head => mapOf(layer, head)));
+  const values = heads.map((count, layer) => Array.from({length: count}, (_, head) => mapOf(layer, head)));
   const paint = (map, x, y, side, _, key) => [
     shades(map, x, y, side - 5),
     ...(key === chosen ? [draw("rect", {x, y, width: side - 5, height: side - 5, ...frame})] : []),
@@ -273,7 +273,7 @@ function smallMaps(heads, mapOf, chosen, width) {
     Array.from(shares, (share, i) => [Math.floor(i / size), i % size, +share.toPrecision(3)]);
   const table = () => [
     ["layer", "head", "row", "column", "weight"],
-    ...values.flatMap((maps, layer) => maps.flatMap((map, head) => cells(map).map(cell => [layer, head, ...cell]))),
+    ...values.flatMap((maps, layer) => maps.flatMap((map, head) => cells(map).map(cell => [layer + 1, head + 1, ...cell]))),
   ];
   const told = (_, layer, head) => `layer ${layer}, head ${head}`;
   return matrix(

@@ -191,8 +191,8 @@ def test_what_a_text_loses_is_said_where_it_is_scored(text_settings, tmp_path, c
 def test_a_source_can_be_typed_by_its_short_name_as_in_training(text_settings, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     for typed, said in {
-        "data=text data.path=a.jsonl": "text        a.jsonl: 1 file, 1 document, 32 B; 32 bytes are scored",
-        "data=jsonl data.path=a.jsonl": "text        a.jsonl: 1 JSON lines file, 2 documents, 32 B; 6 bytes are scored",
+        "data=text data.path=a.jsonl": "text        a.jsonl: 1 file, 1 document, 32 B; 32 bytes scored",
+        "data=jsonl data.path=a.jsonl": "text        a.jsonl: 1 JSON lines file, 2 documents, 32 B; 6 bytes scored",
         "data=jsonl": "error: data=jsonl has nothing to score: give data.path=..., a file or folder",
         "data=hub": "error: data.source=hub is not known: choose one of files, text, jsonl, csv",
     }.items():
