@@ -49,7 +49,7 @@ def train(config: TrainConfig, threads: int | None = None) -> float:
         fast_products(run.device, run.dtype),  # the fastest float32 products that are exact enough
     ):
         config = run.config  # with the text's vocabulary
-        progress = run.progress
+        progress = run.progress  # of runs/checkpoint.py: the numbers that a checkpoint keeps, such as the step
         while True:
             run.exit_on_signal()  # after Ctrl-C or SIGTERM; it saves first
             done = run.fraction_done()
@@ -106,27 +106,36 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         step_loss += loss.detach()
     step_loss = run.ranks.mean_(step_loss)
 
-    # Clip: the optimizers will divide the gradients. In fp16 unscale_() first undoes the loss's scale.
-    for optimizer in run.optimizers:
-        run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
-    grad_norm = gradient_norm(run.model)
-    largest_norm = run.config.grad_clip or float("inf")  # grad_clip=0: no clipping
-    clip_divisor = (grad_norm / largest_norm).clamp(min=1)
-
-    # Update the weights, unless loss or gradient is not finite. scaler.step() would wait for the device to know that.
-    # As torch's fused optimizers do, ours take tensors instead: the flag found_inf, and grad_scale, by which they
-    # divide the gradients. That is the clip's divisor here. update() lowers fp16's scale if unscale_() met an infinity.
-    skip = ~(step_loss + grad_norm).isfinite()
-    for optimizer in run.optimizers:
-        optimizer.grad_scale = clip_divisor
-        optimizer.found_inf = skip.float()
-        optimizer.step()
-    run.scaler.update()
-    run.count_skipped(skip)
+    # Update the weights.
+    grad_norm = clip_and_update(run, step_loss)
 
     # Set the gradients to None. But DDP's are views of its buckets, and None would detach them: zero them in place.
     run.model.zero_grad(set_to_none=not run.ranks.launched)
     return step_loss, grad_norm
+
+
+def clip_and_update(run: Run, loss: Tensor) -> Tensor:
+    """Clip the gradients and move the weights by them, unless loss or gradient is not finite.
+
+    Returns the gradient's norm before clipping. torch's own order, clip_grad_norm_() and scaler.step(), would wait for
+    the device: it needs to know whether a number is finite. As torch's fused optimizers do, ours take tensors instead:
+    grad_scale, by which they divide the gradients, and the flag found_inf, with which they change nothing.
+    """
+    # The norm. In fp16 unscale_() first undoes the loss's scale, and notes whether it met an infinity.
+    for optimizer in run.optimizers:
+        run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
+    grad_norm = gradient_norm(run.model)
+
+    # Clip and update.
+    largest_norm = run.config.grad_clip or float("inf")  # grad_clip=0: no clipping
+    skip = ~(loss + grad_norm).isfinite()
+    for optimizer in run.optimizers:
+        optimizer.grad_scale = (grad_norm / largest_norm).clamp(min=1)
+        optimizer.found_inf = skip.float()
+        optimizer.step()
+    run.scaler.update()  # lowers fp16's scale if unscale_() met an infinity
+    run.count_skipped(skip)
+    return grad_norm
 
 
 def validate(run: Run, loggers: Loggers, finished: bool) -> bool:

@@ -105,7 +105,10 @@ class TokenDataset:
             yield self.batch(sequences_at(self.val, [targets - rest], rest + 1))  # (1, rest + 1)
 
     def validation_tokens(self, max_tokens: int | None) -> int:
-        """Return the number of inputs, each with a target, of an evaluation of at most `max_tokens`."""
+        """Return the number of inputs, each with a target, of an evaluation of at most `max_tokens`.
+
+        It reads one sequence at least.
+        """
         targets = len(self.val) - 1
         if max_tokens is None or targets <= max_tokens:
             return targets

@@ -173,7 +173,7 @@ class Decoder:
         limit = self.model.longest_context
         if limit and self.cache.position == limit:
             # Cut a text to half the context, so that prefills are rare. To drop the oldest row alone would not do: the
-            # later rows were computed with it. A text that was padded may still fit whole.
+            # later rows were computed with it. A short text was padded to the longest, and may still fit whole.
             half = max(1, limit // 2)
             texts = [text if len(text) <= limit else text[-half:] for text in self.texts]
             return self.prefill(texts, room=limit)
@@ -214,7 +214,7 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
         descending, order = logits.sort(stable=True, descending=True)
         probabilities = descending.softmax(-1)
         # A token is dropped if the likelier ones already reach p. The likeliest has no likelier ones, and always stays.
-        # Add in float64 and round once, as p is rounded: then 0.4 and 0.3 reach 0.7.
+        # Add in float64, and round the sum to the type of p: then 0.4 and 0.3 reach 0.7.
         precise = probabilities.to(widest(logits.device))
         likelier = F.pad(cumulative_sum(precise[:, :-1], -1), (1, 0)).to(probabilities.dtype)
         dropped = likelier >= torch.tensor(params.top_p, dtype=probabilities.dtype, device="cpu")

@@ -71,10 +71,10 @@ class KVCache:
             self.crop(position)
             return
         ends = [span.end for span in self.spans.values()]
-        # Rows must reach the position. A layer's state does not say how far it has read: with states alone it is
+        # Rows must reach the position. A state does not say how far it has read: with states alone the caller is
         # believed.
-        has_state = any(kept for kept in self.layers.values()) and not ends
-        if position > max(ends, default=0) and not has_state:
+        has_states_alone = any(kept for kept in self.layers.values()) and not ends
+        if position > max(ends, default=0) and not has_states_alone:
             raise ValueError(
                 f"position={position} of a cache whose rows end at {max(ends, default=0)}: let a layer read them first."
             )
@@ -133,8 +133,8 @@ class KVCache:
     ) -> Float[Tensor, "B n S width"]:
         """Write the rows of T new positions; return those that are kept and these, in their order.
 
-        window: the number of positions that a query sees at most. The result has at least the window - 1 rows before
-            the new ones, and earlier rows leave the cache.
+        window: the number of positions that a query sees at most. The result has the window - 1 rows before the new
+            ones, or more, as far as there are so many; earlier rows leave the cache.
 
         Raises ValueError if the new rows do not fit, or if rows before them are missing.
         """
@@ -145,7 +145,7 @@ class KVCache:
         # Row 0 of the tensor holds position `first`, and after this call `next_first`.
         reach = self.size if window is None else window - 1
         span = self.spans.get((layer, name), Span(0, 0, reach))
-        if not span._replace(reach=reach).holds(position):
+        if not span._replace(reach=reach).holds(position):  # of this call's window: a person may have changed it
             problem = f"layer {layer} has rows of the positions from {span.first} to before {span.end}"
             raise ValueError(f"{problem}, not all before {position}: every layer has to read every token, once.")
         first = span.first

@@ -44,9 +44,8 @@ class RMSNorm(nn.RMSNorm):
         if trains_norm(x, self.weight):  # a CPU's kernel with its own backward pass, in the type of the weight
             rows = x.to(self.weight.dtype, memory_format=torch.contiguous_format)
             y = FusedRMSNorm.apply(rows, self.weight, self.eps)
-        else:
-            y = rms_norm(x, self.weight.to(x.dtype), self.eps)
-        return y.to(x.dtype)
+            return y.to(x.dtype)
+        return rms_norm(x, self.weight.to(x.dtype), self.eps)
 
 
 def rms_norm(x: Rows, weight: Float[Tensor, " C"] | None, eps: float) -> Rows:

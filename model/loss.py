@@ -141,7 +141,7 @@ def chunk_loss_and_gradient(
 
     nats       -ln p of the target
     at_target  its derivative by the target's logit, p - 1
-    slope      those by all other logits, p; at the target the caller puts at_target in its place
+    slope      those by all other logits, p. The caller writes at_target over the target's
 
     Both are multiplied by the derivative of the cap, if there is one. lm_head: one row per id, then rows of padding.
     """

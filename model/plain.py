@@ -1,11 +1,13 @@
-"""The default model on one page: attention, MLP, blocks, loss and sampling, in torch alone.
+"""The default model on one page: attention, MLP, blocks, loss, training and sampling.
 
-Begin here. gpt.py computes the same from the same weights: it adds caches and faster code, and the other settings of
-attention, positions, norms and MLPs. No command runs this page. Tests compare the two, and whoever takes a model
-elsewhere may copy it:
+Begin here; it needs torch alone. gpt.py computes the same from the same weights: it adds caches and faster code, and
+the other settings of attention, positions, norms and MLPs. No command runs this page. Tests compare the two, and
+whoever takes a model elsewhere may copy it:
 
     model = PlainGPT(vocab_size, n_layer=4, n_head=4, n_embd=128)
     model.load_state_dict(safetensors.torch.load_file("outputs/…/checkpoints/step_450/model.safetensors"))
+
+The sizes are those of "model" in the settings of meta.json, beside that file.
 
 B texts of T tokens; a token is a vector of C channels, which H heads divide into D = C / H each.
 """
@@ -116,7 +118,10 @@ class PlainGPT(nn.Module):
         return self.lm_head(self.final_norm(x))  # (B, T, V)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean of -log p(target) in nats; targets are the tokens that follow."""
+        """Return the mean of -log p(target) in nats; targets are the tokens that follow.
+
+        GPT.loss() returns the sum.
+        """
         return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
 
     @torch.no_grad()
@@ -130,3 +135,32 @@ class PlainGPT(nn.Module):
             p = (logits / temperature).softmax(-1)
             tokens = torch.cat((tokens, torch.multinomial(p, 1)), 1)
         return tokens
+
+
+def train(
+    model: PlainGPT,
+    text: Tensor,
+    steps: int,
+    lr: float = 1e-3,
+    batch_size: int = 16,
+    block_size: int = 128,
+) -> list[float]:
+    """Train a model on the tokens of a text, a row of ids; return the loss of each step.
+
+    train.py reads each window once an epoch, has two optimizers and a schedule, evaluates and saves.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    losses = []
+    for _ in range(steps):
+        # A batch: windows of the text at random places. The target of each token is the one that follows it.
+        starts = torch.randint(len(text) - block_size, (batch_size, 1))
+        windows = text[starts + torch.arange(block_size + 1)]  # (B, T + 1)
+        loss = model.loss(windows[:, :-1], windows[:, 1:])
+
+        # A step: backward, clip, update.
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses

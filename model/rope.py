@@ -98,7 +98,8 @@ class Rope(NamedTuple):
             turns = self.trained * frequency / (2 * math.pi)
             slow = ((fast - turns) / (fast - once)).clamp(0, 1)
         if self.scaling == "yarn":
-            # Find the planes with so many turns in the trained length; the rounded indices bound the mixture.
+            # Find the planes with so many turns in the trained length: solve trained θ^(-2i/D) / 2π = turns for i. The
+            # rounded indices bound the mixture.
             scale = whole / (2 * math.log(self.theta))
             first, last = (scale * math.log(self.trained / (turns * 2 * math.pi)) for turns in YARN_TURNS)
             low = max(math.floor(first), 0)

@@ -29,6 +29,7 @@ CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
 
 def is_untouched(module: nn.Module, cls: type[Module]) -> TypeGuard[Module]:
     """Return whether a module is of a class, without hooks and replaced methods."""
+    # An attribute of the object that has the name of a method takes its place.
     has_hooks = any(getattr(module, hooks) for hooks in HOOKS)
     is_patched = any(name in CALL or callable(getattr(cls, name, None)) for name in vars(module))
     return type(module) is cls and not has_hooks and not is_patched

@@ -227,20 +227,24 @@ def test_the_fused_kernels_take_masks_of_any_leading_dimensions(shape):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "biased", "shares"),
+    ("device", "capability", "dtype", "biased", "shares"),
     [
-        ("cuda", torch.bfloat16, False, True),
-        ("cuda", torch.bfloat16, True, False),  # a bias needs another kernel
-        ("cuda", torch.float32, False, False),
-        ("cuda", torch.float16, False, False),  # as on a T4, for which torch has no FlashAttention
-        ("mps", torch.float16, False, False),
+        ("cuda", (8, 0), torch.bfloat16, False, True),
+        ("cuda", (8, 0), torch.float16, False, True),
+        ("cuda", (8, 0), torch.bfloat16, True, False),  # a bias needs another kernel
+        ("cuda", (8, 0), torch.float32, False, False),
+        ("cuda", (7, 5), torch.float16, False, False),  # as on a T4, for which torch has no FlashAttention
+        ("cuda", (7, 5), torch.bfloat16, False, False),  # which nobody chooses there, but a person may
+        ("mps", None, torch.float16, False, False),
     ],
 )
-def test_key_heads_are_repeated_where_a_gpus_kernels_cannot_share_them(monkeypatch, device, dtype, biased, shares):
+def test_key_heads_are_repeated_where_a_gpus_kernels_cannot_share_them(
+    monkeypatch, device, capability, dtype, biased, shares
+):
     given = []
     kernel = lambda q, k, v, *_, enable_gqa=False, **__: given.append((k.shape[1], v.shape[1], enable_gqa)) or q  # noqa: E731
     monkeypatch.setattr(functions.F, "scaled_dot_product_attention", kernel)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with FakeTensorMode():
         q, k = (torch.empty(2, heads, 5, 8, device=device, dtype=dtype) for heads in (4, 2))
         fused(q, k, k, bias=torch.empty(5, 5, device=device) if biased else None, is_causal=not biased)

@@ -21,6 +21,7 @@ from model.attention import (
     unused_settings,
 )
 from model.attention.masks import causal_mask, document_mask
+from model.attention.modifiers import Modifier
 from model.attention.recurrent import Recurrent
 from model.cache import KVCache
 from model.config import POSITIONS, AttentionConfig, GPTConfig
@@ -431,3 +432,42 @@ def test_index_chooses_the_nearer_of_equal_keys_however_the_text_is_read():
             parts.append(index(x[:, cache.position : end], AttentionContext(cache=cache)))
             cache.position = end
         close(torch.cat(parts, 1), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("others", ["", "+forget", "+joint_norm"])
+def test_several_queries_of_a_head_in_a_modifier_of_ones_own_share_its_bias(others, monkeypatch):
+    class Twice(Modifier):
+        """The mean of two results, from two queries a head."""
+
+        queries_per_head = 2
+
+        def finish(self, y, v, x, ctx):
+            return y.unflatten(1, (-1, 2)).mean(2)
+
+    Twice.changes = "queries"
+    monkeypatch.setitem(MODIFIERS, "twice", Twice)
+    settings = {"position": "alibi", "n_kv_head": 2}
+    torch.manual_seed(0)
+    one, two = layer(f"sdpa{others}", **settings), layer(f"sdpa{others}+twice", **settings)
+    weights = one.state_dict()
+    # Both queries of a head are the one that it had.
+    q, kv = weights["qkv_proj.weight"].split((C, C))
+    weights["qkv_proj.weight"] = torch.cat((q.unflatten(0, (4, -1)).repeat_interleave(2, 0).flatten(0, 1), kv))
+    if others == "+joint_norm":
+        weights["modifiers.joint_norm.q_norm.weight"] = torch.ones(2 * C)
+    two.load_state_dict(weights)
+    x = torch.randn(2, 300, C)
+    for T in (12, 300):  # also by chunks
+        close(two(x[:, :T]), one(x[:, :T]))
+
+
+def test_a_mask_of_no_axes_hides_everywhere_or_nowhere_also_beyond_a_window():
+    seen = torch.tensor(True)
+    windowed, x = layer(attention_window=4), torch.randn(1, 12, C)
+    cache = KVCache(size=12)
+    read = []
+    for part in x.split(3, 1):
+        read.append(windowed(part, AttentionContext(cache=cache, mask=seen)))
+        close(windowed.weights(part, AttentionContext(cache=cache, mask=seen)), windowed.weights(part))
+        cache.advance(3)
+    close(torch.cat(read, 1), windowed(x))

@@ -5,7 +5,7 @@ from conftest import close
 
 from model.config import GPTConfig
 from model.gpt import GPT
-from model.plain import PlainGPT
+from model.plain import PlainGPT, train
 
 SIZES = {"vocab_size": 61, "n_layer": 3, "n_head": 2, "n_embd": 96}
 TOKENS = torch.randint(0, 61, (2, 40), generator=torch.Generator().manual_seed(0))
@@ -49,3 +49,12 @@ def test_a_context_beyond_the_block_is_cut_to_its_end():
     assert text.shape == (2, 70) and torch.equal(text[:, :40], TOKENS)
     for end in (41, 55, 70):
         assert torch.equal(text[:, end - 1], gpt(text[:, max(0, end - 49) : end - 1], last=True)[:, 0].argmax(-1))
+
+
+def test_the_loop_learns_a_text_that_repeats():
+    torch.manual_seed(0)
+    text = torch.arange(7).repeat(60)
+    plain = PlainGPT(7, n_layer=1, n_head=2, n_embd=32)
+    losses = train(plain, text, steps=40, lr=1e-2, batch_size=8, block_size=16)
+    assert len(losses) == 40 and losses[0] > 1.9 and losses[-1] < 0.1  # ln 7 = 1.95
+    assert plain.generate(text[None, :3], 14, temperature=1e-4)[0].tolist() == [*range(7), *range(7), 0, 1, 2]

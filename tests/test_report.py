@@ -347,15 +347,21 @@ def test_a_run_is_read_by_keyboard_whatever_it_wrote(train_config):
       for (let i = 0; i < 2; i++) press(large, "ArrowDown");
       press(grown, "ArrowRight"); press(loss, "End");
       const said = place => place.nextSibling.textContent;
-      return {step: $("step").textContent, chosen: figures.large.heading.textContent, weight: said(large), map: said(heads),
-        grown: said(grown), curve: said(loss), samples: $("samples").children.length, facts: $("of-head").rows.length,
+      return {step: $("step").textContent, chosen: figures.large.heading.textContent, weight: said(large),
+        map: said(heads), grown: said(grown), curve: said(loss),
+        samples: $("samples").children.length, facts: $("of-head").rows.length,
         bold: [...document.querySelectorAll("b")].filter(b => !b.textContent).length, status: $("about").textContent};
     """
     found = browse(page_of(train_config), PRESS + script)
     assert found["step"].startswith("step 10, ") and found["step"].endswith("(1 of 2)")
     assert found["chosen"] == "Layer 2, head 1, step 10" and found["weight"].endswith("%")
     assert found["map"] == "layer 2, head 1"  # counted from 1, as on the page in which a model writes
-    assert found["grown"].startswith("layer ") and "at 10 steps" in found["grown"] and found["curve"].startswith("training: ") and "tokens" in found["curve"]
+    assert (
+        found["grown"].startswith("layer ")
+        and "at 10 steps" in found["grown"]
+        and found["curve"].startswith("training: ")
+        and "tokens" in found["curve"]
+    )
     assert (found["samples"], found["facts"], found["bold"]) == (2, 8, 0) and found["status"].endswith(": finished")
 
 

@@ -85,7 +85,7 @@ class ScheduleConfig:
     decay_fraction: float = 0.7
     """For warmup_stable_decay: share of the run, at its end, in which the rate falls."""
     final_factor: float = 0.0
-    """For all but constant: factor at the last step."""
+    """For all but constant: factor at the end of the run, after the last step."""
 
     def __post_init__(self) -> None:
         one_of("schedule.name", self.name, SCHEDULES)

@@ -44,8 +44,10 @@ def evaluate(
 ) -> Evaluation:
     """Return a model's nats on the validation text, or on the held-out sequences of a task.
 
-    max_tokens: the most inputs to read, spread evenly over the text and always the same; all if None. The ranks divide
-    the batches among them, and each returns the figures of the whole. The model stays in its mode (train or eval).
+    max_tokens: the most inputs to read, spread evenly over the text and always the same; all if None.
+
+    The ranks divide the batches among them, and each returns the figures of the whole. Afterwards the model is in its
+    mode (train or eval) again.
     """
     device = next(model.parameters()).device
     rows = 1 if isinstance(data, TokenDataset) else 2  # nats, and hits of a task

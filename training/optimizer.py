@@ -237,12 +237,13 @@ class Muon:
 
     def update(self, matrices: Tensor, parts: tuple[int, ...], kind: str) -> Tensor:
         """Return the updates of matrices (N, m, n) at a rate of 1, each part of the rows separately."""
-        # Queries, keys and values of whole heads are cut alike: take them as one matrix. Other parts one by one.
-        slicings = {self.slices(rows, matrices.size(2), kind) for rows in parts}
-        are_cut_alike = len(slicings) == 1 and all(rows % self.width == 0 for rows in parts)
+        # Are all parts cut alike, and no slice across two? Of qkv_proj with 3 · 128 rows and heads of 32 all 12 slices
+        # then are one batch. With two key heads its parts have 128, 64 and 64 rows, and factors of their own.
+        slicings = [self.slices(rows, matrices.size(2), kind) for rows in parts]
+        are_cut_alike = len(set(slicings)) == 1 and all(rows % self.width == 0 for rows in parts)
         if len(parts) > 1 and not are_cut_alike:
             return torch.cat([self.update(part, (part.size(1),), kind) for part in matrices.split(parts, 1)], 1)
-        width, columns, factor = slicings.pop()
+        width, columns, factor = slicings[0]
         orthogonal = orthogonalize(matrices, width, columns)
         return orthogonal if factor == 1 else orthogonal * factor
 
@@ -264,8 +265,9 @@ POLAR_EXPRESS = (
 )
 """a, b, c of the second to fifth iteration of "The Polar Express" (Amsel et al. 2025).
 
-In exact arithmetic they take singular values from 0.008…1.99 to 0.88…1.12; a safety factor of 1.01 is for bf16. The
-first iteration, left out, is for smaller ones.
+An iteration makes of each singular value s of a matrix a s + b s³ + c s⁵, and leaves its directions as they are. In
+exact arithmetic these four take values from 0.008…1.99 to 0.88…1.12; orthogonalize() begins at 1.9, which leaves room
+for the rounding of bf16. The first iteration, left out, is for smaller values.
 """
 
 
@@ -285,8 +287,8 @@ def orthogonalize(matrices: Tensor, width: int, columns: bool = False) -> Tensor
         whole = whole.mT
     slices = whole.reshape(-1, width, whole.size(-1))  # (N, m, n) -> (N · m / width, width, n)
 
-    # Iterate x ← (a + b xxᵀ + c (xxᵀ)²) x, from singular values of at most 1.9. a is added to the small matrix, not to
-    # the product as a x: on a CPU baddbmm would first copy all of x.
+    # Scale the singular values to at most 1.9, and iterate x ← (a + b xxᵀ + c (xxᵀ)²) x. a is added to the small
+    # matrix, not to the product as a x: on a CPU baddbmm would first copy all of x.
     x = slices / (slices.norm(dim=(-2, -1), keepdim=True) / 1.9).clamp(min=1e-7)
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT
@@ -332,7 +334,7 @@ def load_optimizer_state(
 # fractions of the run:
 #
 # left   what is still to come; it falls from `whole` to 0
-# whole  what comes after the warm-up; 1 without one
+# whole  what comes after the warm-up: 1 - warmup / steps, if the run's steps are known
 #
 # Fractions, not steps: a run that time ends does not know its steps.
 
@@ -376,9 +378,10 @@ def schedule_factor(
     if step < warmup:
         return (step + 1) / (warmup + 1)
 
-    # Decay. A step took done / step of the run on average, so the warm-up took `warmup` times that. Of 100 steps
-    # with 10 of warm-up 0.9 are left, at any step; in a run that time ends it is an estimate that changes.
-    whole = 1 - warmup * done / max(1, step)
+    # Decay. Of a run of known steps the warm-up is warmup / steps; in one that time ends it is an estimate, by the mean
+    # time of the steps so far.
+    warmed_up = warmup * done / max(1, step)
+    whole = 1 - warmed_up
     factor = decay(1 - done, whole, schedule.decay_fraction) if whole > 0 else 1.0
     return schedule.final_factor + (1 - schedule.final_factor) * factor
 

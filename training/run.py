@@ -109,8 +109,8 @@ class Run:
     def after_step(self) -> None:
         """Count a step, and end a run whose steps are skipped."""
         self.progress.step += 1
-        # To read the numbers of skipped steps waits for the device: do so when the step is logged, or when as many may
-        # have been skipped as end a run.
+        # To read the number of skipped steps waits for the device: do so when the step is logged, and every
+        # max_skipped_steps.
         if self.logs_step or is_due(self.progress.step, self.config.max_skipped_steps):
             self.check_skipped_steps()
 
@@ -165,9 +165,10 @@ class Run:
     def save(self, *, finished: bool = False) -> bool:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
-        If it exists, only its meta.json is written. Returns False, and writes nothing, if a weight is not finite or the
-        last steps were skipped (in fp16, only once its scale can fall no further). At the end of a run skipped steps do
-        not prevent it, and a loss or a weight that is not finite raises SettingsError. Every rank must call.
+        If this checkpoint exists, only its meta.json is written. Returns False, and writes nothing, if a weight is not
+        finite or the last steps were skipped. (In fp16 that prevents it only once the scale is 1 or less: until then a
+        skipped step lowers the scale.) At the end of a run skipped steps do not prevent it, and a loss or a weight that
+        is not finite raises SettingsError. Every rank must call.
         """
         self.check_skipped_steps(finished=finished)
         with self.memory_errors_of("a save"):

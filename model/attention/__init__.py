@@ -23,7 +23,7 @@ sparse.py      a few chosen keys; choice.py says which
 Executors, and how they keep the scores exact:
 
 fused.py       torch's kernels, on a GPU with biases, sinks, windows and documents
-chunked.py     long texts on a CPU, by chunks of queries
+chunked.py     long texts by chunks of queries, with passes of their own
 rows.py        long texts by chunks of queries, by the definition
 half.py        short texts in half precision on a CPU
 

@@ -69,9 +69,10 @@ class Call(NamedTuple):
     weighting: Weighting = PLAIN
     """How scores become weights, softmax by default: see weighting.py."""
     mask: Bool[Overlay, ""] | None = None
-    """True where a query may attend, within causality, window and documents."""
+    """True where a query may attend. It hides keys besides those that causality, window and documents hide; after
+    dense() it has these too."""
     is_causal: bool = True
-    """Whether later keys are hidden. False: queries see them, or the mask hides them."""
+    """Whether later keys are hidden. False, as in an encoder: the mask alone decides."""
     doc_starts: Int[Tensor, "B T"] | None = None
     """The first key of each query's document."""
     window: int | None = None
@@ -79,7 +80,7 @@ class Call(NamedTuple):
     bias: Sum | None = None
     """A bias row_t + column_s, for which no matrix is made."""
     matrix: Bias = None
-    """A bias of any kind, finite: the mask hides keys. The argument `bias` of an attention function is this."""
+    """A bias for each query and key, finite: the mask hides keys. contract.py calls this one `bias`."""
     relative: Relative | None = None
     """A bias that a query reads from profiles over the distance."""
     sink: Sink | None = None
@@ -110,7 +111,7 @@ def features(call: Call) -> list[str]:
     They are those with other values than by default, without REQUIRED.
     """
     found = [name for name in call._fields if name not in REQUIRED and getattr(call, name) is not None]
-    if call.is_causal:  # as by default: the name stands for is_causal=False
+    if call.is_causal:  # the default; False is what has to be served
         found.remove("is_causal")
     if not call.dropout_p:
         found.remove("dropout_p")
@@ -143,7 +144,11 @@ def scale_of(call: Call) -> float:
 
 
 def add_bias(call: Call, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*#B H S"]) -> Call:
-    """Return the call with row_t + column_s added to its scores."""
+    """Return the call with row_t + column_s added to its scores.
+
+    The several queries that a modifier may have given to a head share its bias.
+    """
+    row, column = (repeat_heads(part[..., None], call.q.shape[-3])[..., 0] for part in (row, column))
     if call.bias is not None:
         row = row + call.bias[0]
         column = column + call.bias[1]
@@ -198,11 +203,10 @@ def hides_later(call: Call) -> bool:
 
 
 def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool = False) -> Call:
-    """Return the call with matrices in place of all that lies over its scores.
+    """Return the call with one mask and one matrix.
 
-    Causality joins the mask, if there is one.
-
-    A sink is (H,) here: with_constant_sink() has replaced one for each query.
+    They take the place of window, documents, indexer and biases. If one of these makes a mask, causality joins it; else
+    it stays is_causal. A sink is (H,) here: with_constant_sink() has replaced one for each query.
 
     index: the scores of the call's indexer, if they are there already.
     sink_in_front: make of the sink a key of value zero before all others: for code that knows no sink, and for

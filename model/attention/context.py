@@ -25,8 +25,8 @@ class AttentionContext:
     cache         KVCache                     GPT          update_cache(), layer_cache(), …   None: T = S
     rotations     Rope: (T, D/2, 2)           GPT          rotate()                           those of past … past+T-1
     shared        name: any                   layers       value_residual, in later layers    none
-    loss          ()                          index        GPT, as a term of value 0          None outside training
-    weights_only  bool                        weights()    heads() and its steps              False
+    loss          ()                          compute()    GPT.loss(), for its gradient       None outside training
+    weights_only  bool                        weights()    attend(), compute()                False
     device        str                         GPT          compute()                          None: that of x
 
     mask        True or 1 where a query may attend; S is T plus the positions in the cache. Causality and window hold in

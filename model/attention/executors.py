@@ -4,12 +4,12 @@ An executor is code that computes whole calls. It declares the fields and the we
 fits: devices, modes, sizes. It never gets a call with a field that it has not declared, so nothing can be dropped in
 silence: a new field of Call goes to nobody until an executor declares it.
 
-folded          torch's FlashAttention, on a GPU; bias, documents and sink, if there are any, become channels
-                and keys (fused.py)
+folded          causal calls by torch's fastest kernel on a GPU, FlashAttention in half precision; bias, documents and
+                sink, if there are any, become channels and keys (fused.py)
 varlen          the same in torch's varlen_attn, which knows a window
 half            short texts in half precision on a CPU, half_weighted with other weights (half.py)
 bmm             short texts on a CPU: the plain products of functions.py
-fused           torch's kernels where causality or nothing lies over the scores, elsewhere (fused.py)
+fused           the same kernels for calls with nothing but causality: on a CPU, and one token on a GPU (fused.py)
 chunks          long texts by chunks of queries, without a matrix of all scores (chunked.py)
 rows            the definition, by chunks of queries (rows.py)
 fused_matrix    torch's kernels with mask and bias as a matrix
@@ -123,9 +123,10 @@ def run_call(call: Call, executors: Executors, device: str | None = None) -> tup
 
 
 def unless_whole(call: Call) -> str | None:
-    """FlashAttention aligns the first query with the first key.
+    """Return why FlashAttention does not serve a call, or None.
 
-    A large bias rounds the scores, though by less than half precision does. float32 would lose digits.
+    It wants as many queries as keys. A bias becomes more channels of queries and keys (fused.py), which round the
+    scores by less than half precision does, but by more than float32.
     """
     T, S = lengths(call)
     if call.q.ndim != 4 or T == 1 or T != S:

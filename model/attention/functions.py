@@ -13,9 +13,10 @@ Each is a function of one call:
     call.mask       (…, H, T, S)   True where a query may attend, or fewer axes; None: everywhere
     call.dropout_p                 the probability of dropping a weight, 0 outside training
 
-and returns (…, H, T, Dv). The mask has all that hides a key: no function adds causality by itself.
-A layer's call has more: causality, windows, documents. The function dense() of call.py turns all of it into mask and
-matrix before one of these runs. forms.py says which of them a form is; executors.py chooses it, or faster code.
+and returns (…, H, T, Dv). The mask has all that hides a key.
+A layer's call has more: causality, windows, documents, keys that several heads share. The function dense() of call.py
+turns all of it into mask and matrix, and repeats the keys, before one of these runs. forms.py says which of them a form
+is; executors.py chooses it, or faster code.
 """
 
 import torch
@@ -143,7 +144,7 @@ def weights_of(call: Call, products: Tensor | None = None) -> Scores:
         weights = call.weighting.weights(scores)
     else:
         # One more key takes weight from the others, and gives nothing. Its score is (H,): with_constant_sink() has
-        # replaced one for each query. For weightings that count keys there is none any more: dense() has made it key 0.
+        # replaced one for each query. A weighting that counts keys has no sink here: dense() has made it key 0.
         sink = call.sink[:, None, None].expand(*scores.shape[:-1], 1)
         weights = call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
     if call.tilt is None:

@@ -82,7 +82,7 @@ def flash_takes(q: Query, width: int) -> bool:
     """
     if not q.is_cuda or q.dtype.itemsize != 2 or width > 256:
         return False
-    return q.dtype == torch.bfloat16 or torch.cuda.get_device_capability(q.device) >= (8, 0)
+    return torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 def has_varlen(device: torch.device) -> bool:

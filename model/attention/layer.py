@@ -120,7 +120,7 @@ class MultiHeadAttention(nn.Module):
 
         # Modifiers, in the order of registration, but those that are `last` (sorted() is stable).
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
-        for cls in sorted(classes.values(), key=lambda cls: cls.replaces_qk_norm):
+        for cls in sorted(classes.values(), key=lambda cls: cls.replaces_qk_norm):  # after those that make it anew
             cls.change_projections(self, config)
         self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
         self.modifiers: Any = nn.ModuleDict()
@@ -245,7 +245,7 @@ class MultiHeadAttention(nn.Module):
         mask = ctx.mask
         if mask is not None:
             mask = as_bool(mask)
-            if dropped:
+            if dropped and mask.ndim:
                 mask = mask[..., -span:]
             if mask.ndim > 2 and mask.shape[-3] > 1:
                 # The mask has a row for each head, and a modifier may have given the head several queries.
@@ -264,8 +264,7 @@ class MultiHeadAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             scale=self.scale,
         )
-        # ALiBi penalises the distance: a bias for each query and key. The modifier diff, which has two queries a head,
-        # repeats it in its score().
+        # ALiBi penalises the distance: a bias for each query and key.
         if self.alibi:
             call = add_bias(call, *alibi_sum(self.n_head, T, span, q.device))
         return call
@@ -280,8 +279,8 @@ class MultiHeadAttention(nn.Module):
         """Compute a call by the first executor of the form that serves all of it: see executors.py."""
         executors = self.function.executors
         if ctx.weights_only:
-            # The values are T wide, to which torch's kernels would pad queries and keys: take the last executor, which
-            # is the plain formula.
+            # weights() has values that are T wide, to which torch's kernels would pad queries and keys. Take the last
+            # executor: it is the plain formula.
             executors = executors[-1:]
         y, loss = run_call(call, executors, ctx.device)  # the loss of an indexer, else None
         if loss is not None and ctx.loss is not None:
@@ -314,7 +313,7 @@ class MultiHeadAttention(nn.Module):
         mask = ctx.mask
         doc_starts = ctx.doc_starts
         if ctx.past:
-            mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., ctx.past :]
+            mask = mask if mask is None or not mask.ndim or mask.shape[-1] == 1 else mask[..., ctx.past :]
             doc_starts = None if doc_starts is None else (doc_starts - ctx.past).clamp(min=0)
         ctx = replace(ctx, cache=None, mask=mask, doc_starts=doc_starts, weights_only=True)
 

@@ -79,7 +79,7 @@ def alibi_sum(
 ) -> tuple[Float[Tensor, "H T"], Float[Tensor, "H S"]]:
     """Return rows and columns that sum to minus slope × distance, to add to the scores.
 
-    (Press et al. 2022.) In float64, where there is one: of positions in the thousands, near ones differ by little.
+    (Press et al. 2022.) In float64, where there is one: the two are large and nearly cancel at near positions.
     """
     dtype = torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64
     position = torch.arange(S, device=device)

@@ -35,7 +35,7 @@ from model.attention.call import (
     visible_keys,
 )
 from model.attention.context import AttentionContext
-from model.attention.layer import NORM_EPS, Heads, Keys, MultiHeadAttention, Stream
+from model.attention.layer import NORM_EPS, Heads, MultiHeadAttention, NewKeys, NewValues, Stream
 from model.attention.masks import alibi_slopes
 from model.attention.registry import modifier
 from model.config import AttentionConfig
@@ -72,7 +72,7 @@ class Modifier(nn.Module):
         raise SettingsError(f"modifier {cls.__name__} changes nothing", "override mix(), score() or finish()")
 
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        """layer: the one that the modifier changes; its modifiers are made last."""
+        """layer: the one that the modifier changes, with its projections."""
         super().__init__()
         self.layer_idx = layer.layer_idx
 
@@ -83,7 +83,8 @@ class Modifier(nn.Module):
         The layer calls it before it makes any modifier.
         """
         if cls.queries_per_head > 1:
-            # Made a second time, wider: a recorded run's weights come after the draws of both.
+            # Make them again, wider. The first ones have drawn numbers, as in recorded runs: the same seed then gives
+            # the same weights.
             layer.query_heads *= cls.queries_per_head
             layer.make_projections(config)
         if cls.replaces_qk_norm:
@@ -96,8 +97,8 @@ class Modifier(nn.Module):
     def mix(
         self,
         q: Query,
-        k: Keys,
-        v: Value,
+        k: NewKeys,
+        v: NewValues,
         x: Stream,
         ctx: AttentionContext,
     ) -> Heads:
@@ -332,13 +333,6 @@ class Differential(Modifier):
     def __init__(self, layer: MultiHeadAttention, config: AttentionConfig) -> None:
         super().__init__(layer, config)
         self.weight = PerHead(config.n_embd, layer.n_head)
-
-    def score(self, call: Call, x: Stream, ctx: AttentionContext) -> Call:
-        """Give both queries of a head its bias."""
-        if call.bias is None:
-            return call
-        row, column = (part.repeat_interleave(2, -2) for part in call.bias)
-        return call._replace(bias=(row, column))
 
     def finish(
         self,

@@ -2,8 +2,9 @@
 
 One decorator registers a name; nothing else has to be edited:
 
-    @form("leaky") @from_weights        the weights of an attention function: contract.py
-    def leaky(scores): ...
+    @form("mine")                       the weights of an attention function: contract.py
+    @from_weights
+    def mine(scores): ...
 
     @form("retention")                  or a layer that keeps something other than keys and values: recurrent.py
     class Retention(Recurrent): ...

@@ -36,7 +36,7 @@ class Weighting:
     counts_keys: ClassVar[bool] = False
     """Whether weights() may count keys from the last one, a query's own: a sink then stands before all others.
 
-    A person's weighting may. Stick does too, but takes no sink.
+    A person's weighting may. Stick counts them too, and needs no flag: it takes no sink.
     """
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
     """The same weights in chunked.py's way, for long texts; None if there are none."""
