@@ -50,7 +50,11 @@ def make(names, weighting, dtype, T, S, seed) -> Case:
     torch.manual_seed(seed)
 
     def randn(*shape, dtype=torch.float32):
-        return torch.randn(shape).to(dtype).requires_grad_()
+        """In the layout of a layer's tensors, where the heads of a token lie side by side."""
+        drawn = torch.randn(shape)
+        if len(shape) > 2:
+            drawn = drawn.transpose(1, 2).contiguous().transpose(1, 2)
+        return drawn.to(dtype).requires_grad_()
 
     wide = S if "dropout_p" in names else DV  # each result is a weight, where some are dropped
     q, k, v = randn(B, H, T, D, dtype=dtype), randn(B, HKV, S, D, dtype=dtype), randn(B, HKV, S, wide, dtype=dtype)
@@ -328,6 +332,12 @@ def test_random_triples_of_features_are_their_definition_by_every_executor(seed)
     names = tuple(generator.sample(FEATURES, 3))
     lengths = SHORTER if seed < 16 else LENGTHS
     check(names, generator.choice(WEIGHTINGS), generator.choice(DTYPES), *texts(generator, names, lengths), seed)
+
+
+@pytest.mark.parametrize("weighting", [PLAIN, Softcap(CAP)], ids=lambda weighting: weighting.name)
+def test_a_bias_of_a_long_text_may_have_a_tokens_heads_side_by_side(weighting):
+    """The chunks refused the rows of token_sink where heads share a key."""
+    check(("bias",), weighting, torch.float32, 257, 257, 0)
 
 
 def test_a_field_that_an_executor_has_not_declared_is_refused_by_it():

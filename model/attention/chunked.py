@@ -235,7 +235,7 @@ class QueryChunk:
             factor = operands.passes.bias_factor
             row = (row[..., self.now] + level).mul_(factor)
             column = (column[..., self.positions] - level).mul_(factor)
-            self.row = row.view(N, -1, 1)
+            self.row = row.reshape(N, -1, 1)
             self.column = operands.ordered(column, -1)[:, :, None]
 
     def number_seen(self) -> Tensor:
