@@ -16,7 +16,7 @@ class ExportConfig:
     code: str | None = None
     """Your own Python file, run first: it registers forms and modifiers of the checkpoint."""
     import_from: str | None = None
-    """Folder or hub name of a Hugging Face GPT-2, Llama, Mistral, Qwen2 or Qwen3, to import as a checkpoint.
+    """Folder or hub name of a GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3 or Arcee of Hugging Face, to import.
     sample.py, eval.py and train.py's init_from read it."""
     to: str = ""
     """New folder to write; or FILE.html, a page in which the model writes."""

@@ -28,6 +28,7 @@ from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.layers import Linear
+from model.rope import Rope
 from model.size import count_weights, without_weights
 from model.weights import check_weights, load_weights, plain_weights, save_file
 
@@ -126,6 +127,34 @@ MISTRAL = LLAMA._replace(
         "sliding_window": 4096,
     },
 )
+SMOLLM3 = LLAMA._replace(
+    name="SmolLM3ForCausalLM",
+    defaults=LLAMA.defaults
+    | {
+        "vocab_size": 128_256,
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+        "sliding_window": None,
+        "no_rope_layer_interval": 4,
+    },
+)
+ARCEE = LLAMA._replace(
+    name="ArceeForCausalLM",
+    settings={"qk_norm": False, "mlp": "relu2"},
+    fixed={"hidden_act": "relu2", "attention_bias": False, "mlp_bias": False},
+    defaults=LLAMA.defaults
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 18_432,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
+)
 SLIDING = "sliding_attention"  # one of Qwen's layer_types; the other is full_attention
 GPT2 = Target(
     name="GPT2LMHeadModel",
@@ -170,7 +199,28 @@ HEAD = "lm_head.weight"
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 # {their model_type: target}; of two classes that compute the same the first is written
 TARGETS = {"qwen3": QWEN3, "llama": LLAMA, "gpt2": GPT2, "qwen2": QWEN2, "mistral": MISTRAL}
-WITH_LAYER_TYPES = ("qwen2", "qwen3")  # which say for each layer whether it has a window
+TARGETS |= {"smollm3": SMOLLM3, "arcee": ARCEE}
+WITH_LAYER_TYPES = ("qwen2", "qwen3", "smollm3")  # which say for each layer whether it has a window
+DIVIDED = ("llama", "arcee")  # whose heads must divide hidden_size
+# {model_type: what it has and a GPT here has not}, of models whose attention is a string of ours, or nearly so.
+EXPERTS = "experts"
+AFTER = "norms after attention and MLP"
+AROUND = "norms before and after attention and MLP"
+BESIDE = "MLP beside attention"
+LACKING = dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "olmoe", "granitemoe"), EXPERTS)
+LACKING |= dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_linear", "exaone_moe", "afmoe", "minimax_m2"), EXPERTS)
+LACKING |= dict.fromkeys(("olmo2", "olmo3", "olmo_hybrid", "exaone4"), AFTER)
+LACKING |= dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), f"{AROUND}, scaled embeddings or gated GELU")
+LACKING |= {"gemma": "scaled embeddings or gated GELU", "glm4": AROUND}
+LACKING |= dict.fromkeys(("gpt_neox", "gptj", "phi", "falcon", "cohere", "cohere2"), BESIDE)
+LACKING |= {
+    "apertus": "xIELU",
+    "granite": "multipliers of embeddings, layers and logits",
+    "hunyuan_v1_dense": "QK-norm after the rotation",
+    "lfm2": f"QK-norm with an epsilon other than {NORM_EPS}",
+    "nanochat": "norms without weights",
+    "olmo": "norms without weights",
+}
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 # {rope_type: its other parameters}, with the only values that model/rope.py computes.
@@ -206,25 +256,32 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
     # Compare the settings that depend on the layers and heads.
     layers = [config.at(layer) for layer in range(config.n_layer)]
     foreign = {layer.form for layer in layers} - {*SOFTMAX, "single_head", "stacked"}
+    known = {"window", "nope"} if model_type == "smollm3" else {"window"}
     # Windows have one size. Some classes have them in the layers that they name, Mistral in all or none.
     windows = {each.window for each in model.attentions}
     sizes = windows - {None}
     has_windows = model_type in WITH_LAYER_TYPES or (model_type == "mistral" and None not in windows)
     heads = {(each.n_head, each.kv_heads, each.head_dim) for each in model.attentions}
     lacks = {
-        "attention": foreign or len(heads) > 1 or any({*layer.modifiers} - {"window"} for layer in layers),
+        "attention": foreign or len(heads) > 1 or any({*layer.modifiers} - known for layer in layers),
         "attention_window": len(sizes) > has_windows,
         "n_kv_head": model_type == "gpt2" and attention.kv_heads != attention.n_head,
         "head_size": model_type == "gpt2" and attention.n_head * attention.head_dim != config.n_embd,
-        "n_head": model_type == "llama" and config.n_embd % attention.n_head,  # transformers divides them
+        "n_head": model_type in DIVIDED and config.n_embd % attention.n_head,  # transformers divides them
         "norm_eps": model_type == "qwen3" and config.norm_eps != NORM_EPS,  # QK-norm has the same there
     }
     found += [name for name, lacking in lacks.items() if lacking]
     obstacles = [f"{name}={getattr(config, name)}" for name in found]
     # The trained length is a whole number there. Ours may be block_size / rope_scaling_factor.
-    if config.rope_scaling in ("yarn", "llama3") and attention.rope and attention.rope.trained % 1:
-        obstacles.append(f"rope_trained_length={attention.rope.trained:.2f}")
+    rope = _rope(model)
+    if config.rope_scaling in ("yarn", "llama3") and rope is not None and rope.trained % 1:
+        obstacles.append(f"rope_trained_length={rope.trained:.2f}")
     return obstacles
+
+
+def _rope(model: GPT) -> Rope | None:
+    """Return the rotation of the layers that have one; it is the same in all."""
+    return next((attention.rope for attention in model.attentions if attention.rope is not None), None)
 
 
 def to_huggingface(
@@ -277,10 +334,12 @@ def to_huggingface(
 def version_needed(model: GPT) -> str:
     """Return the first version of transformers that computes the logits of an exported model."""
     # Before 4.56 YaRN took max_position_embeddings / original_max_position_embeddings in place of factor. Before 4.53
-    # Qwen3 had no layer_types, and before 4.51 transformers had no Qwen3.
+    # Qwen3 had no layer_types, and transformers no SmolLM3 and Arcee; before 4.51 it had no Qwen3.
     if model.config.rope_scaling == "yarn":
         return "4.56"
-    return "4.53" if any(attention.window is not None for attention in model.attentions) else "4.51"
+    has_windows = any(attention.window is not None for attention in model.attentions)
+    is_new = model.config.mlp == "relu2" or "nope" in model.config.attention  # Arcee, SmolLM3
+    return "4.53" if has_windows or is_new else "4.51"
 
 
 def from_huggingface(where: str) -> GPT:
@@ -425,7 +484,8 @@ def read_config(where: str) -> GPTConfig:
         model_type = settings["model_type"]
         if model_type not in TARGETS:
             remedy = f"choose a model of {', '.join(sorted(TARGETS))}"
-            raise HuggingFaceError(f"is a {model_type}", remedy, value=where)
+            lacking = f", and a GPT here has no {LACKING[model_type]}" if model_type in LACKING else ""
+            raise HuggingFaceError(f"is a {model_type}{lacking}", remedy, value=where)
 
         target = TARGETS[model_type]
         if model_type == "gpt2":
@@ -448,7 +508,7 @@ def read_config(where: str) -> GPTConfig:
         if model_type == "qwen3":
             fixed["rms_norm_eps"] = NORM_EPS  # QK-norm has the same
         if model_type in WITH_LAYER_TYPES:
-            ours |= _our_windows(settings, where)
+            ours |= _our_layers(settings, where)
         if model_type == "mistral":
             ours["attention_window"] = settings["sliding_window"]  # of all layers; None if they have none
 
@@ -504,29 +564,48 @@ def _yarn_length(rope: dict[str, Any], factor: float) -> float:
     return theirs / length()
 
 
-def _our_windows(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return our settings for the windows of a Qwen2 or Qwen3.
+def _our_layers(settings: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return our settings for the windows of a Qwen2, Qwen3 or SmolLM3, and for SmolLM3's layers without positions.
 
-    layer_types name the layers that have one; without them those from max_window_layers on do.
+    layer_types name the layers that have a window; without them those from Qwen's max_window_layers on do, or SmolLM3's
+    without positions.
     """
-    window = settings["sliding_window"]
     n_layer = settings["num_hidden_layers"]
-    is_damaged = isinstance(n_layer, int) and n_layer > 10_000  # the count of weights refuses it, before any list
-    if not settings.get("use_sliding_window") or window is None or is_damaged:
-        return {}
-    types = settings.get("layer_types")
-    if types is None:
-        full = min(settings["max_window_layers"], n_layer)
-        types = ["full_attention"] * full + [SLIDING] * (n_layer - full)
+    if isinstance(n_layer, int) and n_layer > 10_000:
+        return {}  # it is damaged: the count of weights refuses it, before any list
+    has_rope = _with_rope(settings, n_layer, where)
+    window = settings["sliding_window"] if settings.get("use_sliding_window") else None
+    slides = [False] * n_layer
+    if window is not None:
+        full = settings.get("max_window_layers")
+        slides = [not each for each in has_rope] if full is None else [layer >= full for layer in range(n_layer)]
+    types = [SLIDING if each else "full_attention" for each in slides]
+    if window is not None and settings.get("layer_types") is not None:
+        types = settings["layer_types"]
     unknown = [name for name in types if name not in (SLIDING, "full_attention")]
     if unknown or len(types) != n_layer:
         fault = f"has layer_types={types} for {n_layer} layers"
         remedy = f"choose a model with {SLIDING} or full_attention for each of them"
         raise HuggingFaceError(fault, remedy, value=where)
-    if SLIDING not in types:
+    parts = zip(types, has_rope, strict=True)
+    layers = ["sdpa" + "+window" * (name == SLIDING) + "+nope" * (not rotates) for name, rotates in parts]
+    if {*layers} == {"sdpa"}:
         return {}
-    layers = ["sdpa+window" if layer_type == SLIDING else "sdpa" for layer_type in types]
-    return {"attention": "/".join(layers), "attention_window": window}
+    return {"attention": "/".join(layers)} | ({"attention_window": window} if SLIDING in types else {})
+
+
+def _with_rope(settings: dict[str, Any], n_layer: int, where: str) -> list[bool]:
+    """Return for each layer whether it rotates queries and keys; SmolLM3's no_rope_layers are 0 where it does not."""
+    interval = settings.get("no_rope_layer_interval")
+    if interval is None:
+        return [True] * n_layer
+    rotates = settings.get("no_rope_layers")
+    if rotates is None:
+        return [(layer + 1) % interval != 0 for layer in range(n_layer)]
+    if len(rotates) < n_layer:
+        fault = f"has no_rope_layers={rotates} for {n_layer} layers"
+        raise HuggingFaceError(fault, "choose a model with 0 or 1 for each of them", value=where)
+    return [bool(each) for each in rotates[:n_layer]]
 
 
 def _parts(name: str, model: GPT) -> dict[str, int]:
@@ -587,10 +666,12 @@ def _their_config(model: GPT, model_type: str) -> dict[str, Any]:
         theirs["sliding_window"] = max(each.window or 0 for each in model.attentions)  # they all have this one
         if model_type in WITH_LAYER_TYPES:
             theirs |= {"use_sliding_window": True, "layer_types": types}
-    rope = attention.rope
-    assert rope is not None, "_obstacles() refuses other positions"
-    theirs |= {"rope_theta": rope.theta, "rope_scaling": None}
-    if config.rope_scaling != "none":
+    if model_type == "smollm3":
+        theirs["no_rope_layers"] = [int(each.rope is not None) for each in model.attentions]
+        theirs["pad_token_id"] = None  # without it they have 128,004
+    rope = _rope(model)  # None if all layers have nope
+    theirs |= {"rope_theta": config.rope_theta, "rope_scaling": None}
+    if rope is not None and config.rope_scaling != "none":
         scaling = {"rope_type": rope.scaling, "factor": rope.stretch, **ROPE_TYPES[rope.scaling]}
         if rope.scaling != "linear":
             scaling["original_max_position_embeddings"] = int(rope.trained)

@@ -20,8 +20,9 @@ from common.files import writing
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
 from export import ExportConfig, export
-from interop.huggingface import find_folder, from_huggingface, read_config, to_huggingface
+from interop.huggingface import LACKING, find_folder, from_huggingface, read_config, to_huggingface
 from interop.tokenizer import read_tokenizer_json
+from model.cache import KVCache
 from runs.checkpoint import Progress, load_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
@@ -42,6 +43,12 @@ SHAPES = {
     "mistral": LLAMA | {"attention_window": 4, "n_kv_head": 2},
     "qwen2": LLAMA | {"qkv_bias": True, "n_kv_head": 2, "tie_embeddings": True},
     "qwen2-windows": LLAMA | {"qkv_bias": True, "attention": "sdpa/sdpa+window", "attention_window": 4},
+    "smollm3": LLAMA | {"attention": "sdpa/sdpa+nope", "n_kv_head": 2, "n_layer": 3},
+    "smollm3-windows": LLAMA | {"attention": "sdpa/sdpa+window+nope/sdpa+window", "attention_window": 4, "n_layer": 4},
+    "smollm3-llamas-windows": LLAMA | {"attention": "sdpa+window/sdpa", "attention_window": 4, "head_size": 6},
+    "smollm3-yarn": LLAMA | {"attention": "sdpa+nope/sdpa", "rope_scaling": "yarn", "rope_scaling_factor": 4.0},
+    "smollm3-no-positions": LLAMA | {"attention": "sdpa+nope"},
+    "arcee": LLAMA | {"mlp": "relu2", "n_kv_head": 2},
     "qwen3": {},
     "qwen3-wide-heads": {"head_size": 16, "n_kv_head": 2},
     "qwen3-three-heads": {"n_head": 3, "head_size": 16},
@@ -69,7 +76,8 @@ def test_their_model_gives_our_logits_and_back_come_the_same_bits(shape, tmp_pat
     assert theirs.config.eos_token_id == 60
 
 
-@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen3", "Qwen2", "Mistral"])
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen3", "Qwen2", "Mistral", "SmolLM3", "Arcee"])
+@torch.no_grad()
 def test_what_transformers_saves_gives_our_gpt_its_logits(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     if kind == "GPT2":
@@ -79,6 +87,8 @@ def test_what_transformers_saves_gives_our_gpt_its_logits(kind, tmp_path):
         shape |= dict(intermediate_size=48, max_position_embeddings=16, vocab_size=61)
         if kind in ("Qwen2", "Mistral"):
             shape |= dict(sliding_window=5, use_sliding_window=True, max_window_layers=1)
+        if kind == "SmolLM3":  # the second layer has no positions, and so a window
+            shape |= dict(sliding_window=5, use_sliding_window=True, no_rope_layer_interval=2, pad_token_id=None)
         config = getattr(transformers, f"{kind}Config")(**shape)
     torch.manual_seed(0)
     theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -90,8 +100,46 @@ def test_what_transformers_saves_gives_our_gpt_its_logits(kind, tmp_path):
     if kind == "GPT2":  # whose embeddings are tied where nothing is said
         saved.pop("tie_word_embeddings", None)
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    tokens = torch.randint(61, (2, 16))
-    close(from_huggingface(str(tmp_path))(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+    tokens, model, cache = torch.randint(61, (2, 16)), from_huggingface(str(tmp_path)), KVCache(16)
+    expected = theirs(tokens).logits
+    close(model(tokens), expected, atol=1e-5, rtol=1e-5)
+    close(torch.cat([model(piece, cache=cache) for piece in tokens.split((9, 1, 1, 5), 1)], 1), expected)
+
+
+def test_layers_of_a_smollm3_are_as_its_config_says(tmp_path):
+    to_huggingface(random_gpt(**LLAMA, attention="sdpa/sdpa+nope", n_layer=4), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    full, sliding, on = "full_attention", "sliding_attention", {"use_sliding_window": True, "sliding_window": 4}
+    for change, attention in (
+        ({}, "sdpa/sdpa+nope/sdpa/sdpa+nope"),
+        ({"no_rope_layers": None}, "sdpa/sdpa/sdpa/sdpa+nope"),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 3}, "sdpa/sdpa/sdpa+nope/sdpa"),
+        ({"no_rope_layers": [1, 1, 1, 1, 0]}, "sdpa"),
+        ({"no_rope_layers": [0] * 4}, "sdpa+nope/sdpa+nope/sdpa+nope/sdpa+nope"),
+        (on | {"layer_types": None}, "sdpa/sdpa+window+nope/sdpa/sdpa+window+nope"),
+        (on | {"layer_types": [sliding, full] * 2}, "sdpa+window/sdpa+nope/sdpa+window/sdpa+nope"),
+        ({"layer_types": [sliding] * 4}, "sdpa/sdpa+nope/sdpa/sdpa+nope"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        assert read_config(str(tmp_path)).attention == attention
+    (tmp_path / "config.json").write_text(json.dumps(config | {"no_rope_layers": [1, 0]}))
+    with pytest.raises(HuggingFaceError, match=r"no_rope_layers=\[1, 0\] for 4 layers: choose a model with 0 or 1 for"):
+        read_config(str(tmp_path))
+
+
+def test_a_family_is_refused_with_what_it_has_and_a_gpt_has_not(tmp_path):
+    """The page has the same sentence of each."""
+    to_huggingface(random_gpt(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    page = (Path(__file__).parent.parent / "docs/interop.md").read_text(encoding="utf-8")
+    for model_type, lacking in LACKING.items():
+        (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
+        sentence = (
+            f"is a {model_type}, and a GPT here has no {lacking}: choose a model of arcee, gpt2, llama, mistral, "
+        )
+        with pytest.raises(HuggingFaceError, match=re.escape(sentence)):
+            read_config(str(tmp_path))
+        assert f"`{model_type}`" in page, model_type
 
 
 def test_windows_of_a_qwen3_are_where_its_layer_types_say(tmp_path):
@@ -122,7 +170,8 @@ def test_every_preset_can_be_exported(preset, tmp_path):
         ({"mlp": "relu2"}, "mlp=relu2", "tiny"),
         *(({"attention": name}, f"attention={name}", "tiny") for name in ("average", "softmax1", "sdpa+nope/sdpa")),
         (LLAMA | {"attention_window": 4, "bias": True}, "bias=True", "llama"),
-        (LLAMA | {"attention": "sdpa+window/sdpa", "attention_window": 4}, "attention_window=4", "llama"),
+        (LLAMA | {"attention": "sdpa+gate/sdpa+nope"}, "attention=sdpa+gate/sdpa+nope", "llama"),
+        (LLAMA | {"mlp": "relu2", "n_head": 3, "head_size": 8}, "mlp=relu2", "llama"),
         ({"logit_softcap": 30.0}, "logit_softcap=30.0", "tiny"),
         ({"norm_eps": 1e-5}, "norm_eps=1e-05", "tiny"),
         (LLAMA | {"qkv_bias": True, "bias": True}, "bias=True", "llama"),
@@ -160,7 +209,7 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
     ("change", "message"),
     [
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function=relu: choose a model with"),
-        ({"model_type": "mamba"}, "is a mamba: choose a model of gpt2, llama, mistral, qwen2, qwen3."),
+        ({"model_type": "mamba"}, "is a mamba: choose a model of arcee, gpt2, llama, mistral, qwen2, qwen3, smollm3."),
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05: choose a model with rms_norm_eps=1e-06"),
