@@ -125,6 +125,27 @@ def test_index_attends_to_the_keys_that_its_indexer_scores_best_which_learns_wha
 
 
 @torch.no_grad()
+def test_an_indexer_learns_the_keys_of_all_heads_if_a_mask_differs_between_them():
+    """It was 10⁹ for each key that some head does not see."""
+    made = random_layer("index", n_kv_head=HKV, position="none", block_size=12)
+    x, mask = torch.randn(B, T, C).double(), torch.rand(H, T, T) > 0.4
+    mask[0, 5] = mask[:, 6] = False  # no key for one head, and for all
+    ctx = AttentionContext(mask=mask, loss=torch.zeros(()))
+    made(x, ctx)
+    weights = made.weights(x, AttentionContext(mask=mask))  # (B, H, T, T), of the chosen keys
+    asks, key, share = (x @ made.index_proj.weight.T).split((2 * D, D, 2), -1)
+    key = F.layer_norm(key, [D], made.index_norm.weight, made.index_norm.bias, 1e-6)
+    loss = 0
+    for b, t in [(b, t) for b in range(B) for t in range(T)]:
+        total = weights[b, :, t].sum(0)
+        union = total.nonzero()[:, 0]  # softmax of small scores: no weight of a chosen key is 0
+        index = share[b, t] @ F.relu(asks[b, t].view(2, D) @ key[b].T) / math.sqrt(2 * D)
+        wanted = total[union] / total.sum()
+        loss += (wanted * (wanted.log() - index[union].log_softmax(0))).sum()
+    close(ctx.loss, torch.as_tensor(loss), rtol=1e-6, atol=1e-6, check_dtype=False)
+
+
+@torch.no_grad()
 def test_the_indexer_chooses_the_keys_that_deepseek_v32s_chooses_and_always_the_own(monkeypatch):
     pytest.importorskip("transformers")
     modeling = pytest.importorskip("transformers.models.deepseek_v32.modeling_deepseek_v32")

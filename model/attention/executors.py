@@ -217,7 +217,10 @@ def index_loss(index: Tensor, laid: Call, has_keys: Tensor | None) -> Float[Tens
         if has_keys is not None:
             weights = weights.masked_fill(~has_keys, 0)
         wanted = F.normalize(weights.sum(1, keepdim=True), p=1, dim=-1)
-    found = index.masked_fill(~laid.mask[..., -S:], -1e9).log_softmax(-1)  # finite, as wanted is 0 there
+    chosen = laid.mask if has_keys is None else laid.mask & has_keys
+    if chosen.ndim > 2:
+        chosen = chosen.any(-3, keepdim=True)  # by any head, if a mask differs between heads
+    found = index.masked_fill(~chosen[..., -S:], -1e9).log_softmax(-1)  # finite, as wanted is 0 there
     return F.kl_div(found, wanted, reduction="sum")
 
 
