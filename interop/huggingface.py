@@ -570,8 +570,8 @@ def _our_layers(settings: dict[str, Any], where: str) -> dict[str, Any]:
     layer_types name the layers that have a window; without them those from Qwen's max_window_layers on do, or SmolLM3's
     without positions.
     """
-    n_layer = settings["num_hidden_layers"]
-    if isinstance(n_layer, int) and n_layer > 10_000:
+    n_layer = build(GPTConfig, {"n_layer": settings["num_hidden_layers"]}).n_layer
+    if n_layer > 10_000:
         return {}  # it is damaged: the count of weights refuses it, before any list
     has_rope = _with_rope(settings, n_layer, where)
     window = settings["sliding_window"] if settings.get("use_sliding_window") else None
@@ -596,13 +596,12 @@ def _our_layers(settings: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _with_rope(settings: dict[str, Any], n_layer: int, where: str) -> list[bool]:
     """Return for each layer whether it rotates queries and keys; SmolLM3's no_rope_layers are 0 where it does not."""
-    interval = settings.get("no_rope_layer_interval")
-    if interval is None:
+    if settings["model_type"] != "smollm3":
         return [True] * n_layer
     rotates = settings.get("no_rope_layers")
     if rotates is None:
-        return [(layer + 1) % interval != 0 for layer in range(n_layer)]
-    if len(rotates) < n_layer:
+        return [(layer + 1) % settings["no_rope_layer_interval"] != 0 for layer in range(n_layer)]
+    if len(rotates) < n_layer or any(each not in (0, 1) for each in rotates):
         fault = f"has no_rope_layers={rotates} for {n_layer} layers"
         raise HuggingFaceError(fault, "choose a model with 0 or 1 for each of them", value=where)
     return [bool(each) for each in rotates[:n_layer]]

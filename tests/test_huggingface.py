@@ -115,16 +115,19 @@ def test_layers_of_a_smollm3_are_as_its_config_says(tmp_path):
         ({"no_rope_layers": None}, "sdpa/sdpa/sdpa/sdpa+nope"),
         ({"no_rope_layers": None, "no_rope_layer_interval": 3}, "sdpa/sdpa/sdpa+nope/sdpa"),
         ({"no_rope_layers": [1, 1, 1, 1, 0]}, "sdpa"),
+        ({"no_rope_layers": [1, 0, 0, 1], "no_rope_layer_interval": None}, "sdpa/sdpa+nope/sdpa+nope/sdpa"),
         ({"no_rope_layers": [0] * 4}, "sdpa+nope/sdpa+nope/sdpa+nope/sdpa+nope"),
         (on | {"layer_types": None}, "sdpa/sdpa+window+nope/sdpa/sdpa+window+nope"),
         (on | {"layer_types": [sliding, full] * 2}, "sdpa+window/sdpa+nope/sdpa+window/sdpa+nope"),
         ({"layer_types": [sliding] * 4}, "sdpa/sdpa+nope/sdpa/sdpa+nope"),
+        ({"num_hidden_layers": 4.0}, "sdpa/sdpa+nope/sdpa/sdpa+nope"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         assert read_config(str(tmp_path)).attention == attention
-    (tmp_path / "config.json").write_text(json.dumps(config | {"no_rope_layers": [1, 0]}))
-    with pytest.raises(HuggingFaceError, match=r"no_rope_layers=\[1, 0\] for 4 layers: choose a model with 0 or 1 for"):
-        read_config(str(tmp_path))
+    for wrong in ([1, 0], ["1", "0", "1", "0"]):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"no_rope_layers": wrong}))
+        with pytest.raises(HuggingFaceError, match="no_rope_layers=.* for 4 layers: choose a model with 0 or 1 for"):
+            read_config(str(tmp_path))
 
 
 def test_a_family_is_refused_with_what_it_has_and_a_gpt_has_not(tmp_path):
@@ -222,6 +225,8 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
         ({"num_hidden_layers": 3}, "where its config.json asks for"),
         ({"num_hidden_layers": 10**9}, "where its config.json asks for"),
         ({"num_hidden_layers": 10**9, "use_sliding_window": True}, "where its config.json asks for"),
+        ({"num_hidden_layers": None}, "cannot be read .n_layer=null is not a whole number"),
+        ({"num_hidden_layers": 2.5, "use_sliding_window": True}, "cannot be read .n_layer=2.5 is not a whole number"),
         (
             {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 2},
             "layer_types=.*for 2 layers: choose a",
