@@ -213,11 +213,12 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
     if params.top_p < 1:
         descending, order = logits.sort(stable=True, descending=True)
         probabilities = descending.softmax(-1)
-        # A token is dropped if the likelier ones already reach p. The likeliest has no likelier ones, and always stays.
-        # Add in float64, and round the sum to the type of p: then 0.4 and 0.3 reach 0.7.
+        # A token is dropped if the likelier ones already reach p. The likeliest has no likelier ones, and always stays,
+        # also for a p that rounds to 0. Add in float64, and round the sum to the type of p: then 0.4 and 0.3 reach 0.7.
         precise = probabilities.to(widest(logits.device))
-        likelier = F.pad(cumulative_sum(precise[:, :-1], -1), (1, 0)).to(probabilities.dtype)
+        likelier = cumulative_sum(precise[:, :-1], -1).to(probabilities.dtype)  # of all but the likeliest
         dropped = likelier >= torch.tensor(params.top_p, dtype=probabilities.dtype, device="cpu")
+        dropped = F.pad(dropped, (1, 0), value=False)
         dropped = torch.empty_like(dropped).scatter_(-1, order, dropped)  # from descending order back to ids
         logits = logits.masked_fill(dropped, -torch.inf)
     if params.min_p > 0:

@@ -104,7 +104,7 @@ class Reading {
       // is rounded as sample.py rounds it: 0.4 and 0.3 reach 0.7.
       let likelier = 0;
       for (const id of [...chances.keys()].sort((one, other) => chances[other] - chances[one])) {
-        const dropped = Math.fround(likelier) >= Math.fround(top_p);
+        const dropped = likelier > 0 && Math.fround(likelier) >= Math.fround(top_p); // the likeliest stays
         likelier += Math.fround(chances[id]);
         if (dropped) chances[id] = 0;
       }

@@ -127,6 +127,8 @@ def test_a_nucleus_is_that_of_exact_arithmetic_where_probabilities_are_binary_fr
         ([0.1] * 10, 0.8, 8),
         ([0.6, 0.2, 0.1, 0.1], 0.61, 2),
         ([1.0], 0.1, 1),
+        ([0.5, 0.5], 1e-46, 1),  # float32 rounds p to 0
+        ([0.1, 0.6, 0.3], 5e-324, 1),
     ],
 )
 def test_a_nucleus_ends_where_the_likeliest_tokens_reach_p(probabilities, p, count):
