@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -12,13 +13,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tiktoken
+
 from common.console import print_error, progress_bar, say
 from common.errors import DataError, SettingsError, naming
 from common.files import os_errors_named, read_foreign, reading, regular, user_path
 from common.text import plural, visible
 from data.encoding import decode_text
 from data.formats import Record, csv_header, csv_records, is_named, json_array, json_records
-from data.tokenizer import END_OF_TEXT, replace_surrogates
+from data.tokenizer import END_OF_TEXT, encode_text, replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
 from runs.checkpoint import WEIGHTS, Checkpoint
@@ -58,6 +61,49 @@ def tell_literal(prompts: Iterable[str], typed: str = "") -> None:
     if "\\n" in typed:
         remedy = "$'first\\nsecond' in bash, or prompt_file=FILE, has a line end"
         print_error(f"prompt= has \\n, which is read as two letters: {remedy}.")
+
+
+def tell_line_ends(prompts: Sequence[str], prompt_file: str | None) -> None:
+    """Tell of line ends that an editor leaves: Windows' \\r, and the last one of prompt_file=."""
+    count = sum("\r" in prompt for prompt in prompts)
+    if count and not prompt_file:
+        print_error(f"{plural(count, 'prompt')} with \\r at line ends, which few texts have: write \\n alone.")
+    if prompt_file:
+        (text,) = prompts
+        source = "" if prompt_file == "-" else f" < {shlex.quote(str(user_path('prompt_file', prompt_file)))}"
+        if count:
+            convert = r"tr -d '\r'" if "\r\n" in text else r"tr '\r' '\n'"
+            fact = "has \\r at line ends, which few texts have"
+            remedy = f'prompt="$({convert}{source})" has \\n alone'
+        elif text.endswith("\n"):
+            fact = "ends in a line end, so the sample begins a line"
+            remedy = f'prompt="$(cat{source})" continues the last one'
+        else:
+            return
+        print_error(f"prompt_file={visible(prompt_file)} {fact}: {remedy}.")
+
+
+def tell_joined(tokenizer: tiktoken.Encoding, prompts: Iterable[str]) -> None:
+    """Tell of prompts that end in white space which the tokenizer joins to the next word.
+
+    In training the model saw the tokens "a" and " word", and hardly ever a word after "a" and " ".
+    """
+    count = sum(ends_within_token(tokenizer, prompt) for prompt in prompts)
+    if count:
+        fact = "with white space at the end, which the tokenizer joins to the next word"
+        print_error(f"{plural(count, 'prompt')} {fact}: leave out the last character.")
+
+
+def ends_within_token(tokenizer: tiktoken.Encoding, text: str) -> bool:
+    """Return whether a text ends in white space whose token differs before a word."""
+    last = text[-1:].encode(errors="replace")
+    if not last.isspace():
+        return False
+    # A token begins with it, as " word" does, or the tokenizer divides it otherwise before a word, as GPT-2's "\n\n".
+    begins_words = any(token.startswith(last) and not token.isspace() for token in tokenizer._mergeable_ranks)
+    end = text[-64:]
+    tokens = encode_text(tokenizer, end)
+    return begins_words or [*encode_text(tokenizer, f"{end}a")][: len(tokens)] != [*tokens]
 
 
 def read_prompts(where: str) -> list[Prompt]:

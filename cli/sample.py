@@ -6,7 +6,16 @@ from dataclasses import fields
 
 import tiktoken
 
-from cli.prompts import is_greedy, read_prompts, read_text, tell_equal, tell_literal, write_results
+from cli.prompts import (
+    is_greedy,
+    read_prompts,
+    read_text,
+    tell_equal,
+    tell_joined,
+    tell_line_ends,
+    tell_literal,
+    write_results,
+)
 from common.console import say
 from common.errors import CheckpointError, SettingsError, format_value
 from common.settings import from_arguments
@@ -32,7 +41,9 @@ def write_samples(config: SampleConfig) -> None:
     # Read the prompt first: its mistakes need not wait for the model.
     prompt = read_text("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
     prompts = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
-    tell_literal([each["prompt"] for each in prompts], config.prompt)
+    texts = [each["prompt"] for each in prompts]
+    tell_literal(texts, config.prompt)
+    tell_line_ends(texts, config.prompt_file)
     # Load the model, and convert its weights.
     run_code(config.code)
     checkpoint = open_checkpoint(config.checkpoint, device)
@@ -41,6 +52,7 @@ def write_samples(config: SampleConfig) -> None:
     if config.checkpoint is None or sys.stderr.isatty():
         print(f"{visible(seen_from_here(checkpoint.path))}, step {checkpoint.meta.progress.step}", file=sys.stderr)
     # Begin the session, or write the texts.
+    tell_joined(checkpoint.tokenizer, texts)
     try:
         with memory_errors(f"batch_size={config.batch_size} needs more memory than there is", "lower it"):
             if config.interactive:
@@ -129,6 +141,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
                 config = run_line(line[1:], config)
             else:
                 prompt = line.removeprefix("/") if line else text
+                tell_joined(checkpoint.tokenizer, [line])
                 text = prompt + print_samples(checkpoint.model, checkpoint.tokenizer, config, prompt)
         except SettingsError as error:
             say(error)

@@ -4,16 +4,18 @@ import csv
 import io
 import json
 import re
+import subprocess
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import tiktoken
 from conftest import random_gpt, run_here, some
 
-from cli.prompts import read_prompts
+from cli.prompts import read_prompts, tell_joined
 from common.errors import DataError, SettingsError
 from data.config import TokenizerConfig
-from data.tokenizer import END_OF_TEXT, make_tokenizer
+from data.tokenizer import END_OF_TEXT, encode_text, make_tokenizer, train_bpe
 from generation.config import SampleConfig
 from generation.generate import Decoder
 from runs.checkpoint import save_checkpoint
@@ -242,3 +244,64 @@ def test_signs_of_a_prompt_that_are_read_as_letters_are_told(write, checkpoint, 
         sample(SampleConfig(checkpoint=str(checkpoint), device="cpu", max_new_tokens=1, prompt=prompt))
         said = capsys.readouterr()
         assert ("two letters" in said.err) == told and said.out.startswith(prompt)
+
+
+GPT2_LIKE = tiktoken.Encoding(
+    "two_lines",
+    pat_str=r" ?\p{L}+|\s+(?!\S)|\s+",  # GPT-2's, but for digits and signs
+    mergeable_ranks={bytes([byte]): byte for byte in range(256)} | {b"\n\n": 256},
+    special_tokens={END_OF_TEXT: 257},
+)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "expected"),
+    [
+        (train_bpe(["ab ab\tcd\tcd ж ж ж\n\n" * 50], 270), ending, told)
+        for ending, told in {"": False, "ab": False, "ab ": True, "ab  ": True, "ab\t": True, "ab\n": False}.items()
+    ]
+    + [(BYTE, ending, False) for ending in ("ab ", "ab\n\n", "\u3000")]
+    # It divides "\n\n" into two tokens where a word follows.
+    + [(GPT2_LIKE, ending, told) for ending, told in {"ab\n\n": True, "ab\n": False, "ab ": False}.items()],
+)
+def test_white_space_at_a_prompts_end_is_told_if_a_word_after_it_has_other_tokens(tokenizer, text, expected, capsys):
+    tell_joined(tokenizer, [text, "ab"])
+    told = capsys.readouterr().err
+    assert bool(told) == expected and (not told or told.startswith("1 prompt with white space at the end"))
+    # The words of the text, in tokens: is the prompt the beginning of any of them?
+    tokens = encode_text(tokenizer, text).tolist()
+    kept = [encode_text(tokenizer, text + word).tolist()[: len(tokens)] == tokens for word in ("ab", "cd", "ж")]
+    assert all(kept) != expected
+    if expected:  # the remedy
+        shorter = encode_text(tokenizer, text[:-1]).tolist()
+        assert any(
+            encode_text(tokenizer, text + word).tolist()[: len(shorter)] == shorter for word in ("ab", "cd", "ж")
+        )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    {
+        "ab\ncd": "",
+        "ab\ncd\n": "ends in a line end, so the sample begins a line",
+        "ab\r\ncd": r"has \r at line ends",
+        "ab\r\ncd\r\n": r"has \r at line ends",
+        "ab\rcd\r": r"has \r at line ends",
+    }.items(),
+)
+def test_the_command_that_removes_a_files_line_ends_gives_the_prompt_meant(checkpoint, tmp_path, content, said):
+    file = tmp_path / "my prompt.txt"
+    file.write_bytes(content.encode())
+    settings = [f"checkpoint={checkpoint}", "device=cpu", "max_new_tokens=1"]
+    done = run_here("sample.py", *settings, f"prompt_file={file}", cwd=tmp_path)
+    assert said in done.stderr and bool(said) == bool(done.stderr)
+    assert done.stdout.encode().startswith(content.encode())  # it is read as it is
+    if said:
+        typed = re.search(r'prompt=("\$\(.*\)") ', done.stderr)[1]
+        meant = subprocess.run(["bash", "-c", f"printf %s {typed}"], capture_output=True, check=True).stdout
+        assert meant == b"ab\ncd"
+
+
+def test_line_ends_of_windows_in_records_are_counted(write, capsys):
+    write('{"prompt": "a\\r\\nb"}\r\n{"prompt": "a\\nb"}\r\n')
+    assert r"1 prompt with \r at line ends, which few texts have: write \n alone." in capsys.readouterr().err
