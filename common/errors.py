@@ -75,6 +75,8 @@ DEVICE_FAILURES = (
 )
 
 
+ANY_SEED = "seed=$RANDOM, in bash, is another one each time"
+"""The remedy for a seed that shall differ from run to run."""
 ON_THE_CPU = "set the environment variable PYTORCH_ENABLE_MPS_FALLBACK=1, or device=cpu"
 """The remedy for an operation that Apple's GPUs lack."""
 # Words in the errors of torch, CUDA's libraries, C++ and Python if the machine, or a limit, gives a process too little

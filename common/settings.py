@@ -18,6 +18,8 @@ from common.text import flat, unescaped
 Schema = TypeVar("Schema")
 MAY_BE_EMPTY = ("prompt", "sample_prompt")
 """Settings whose empty text has a meaning."""
+NO_LIMIT = ("all", "inf", "infinity", "never", "none", "null", "random", "unlimited")
+"""Words in place of a number, for what others write as -1: a setting that refuses both has one remedy."""
 NULLS = ("null", "None")  # None is Python's, which a sweep by wandb types
 WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ
 """Whether the agent of a sweep by wandb starts this command."""
@@ -103,10 +105,21 @@ def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
     try:
         return make(schema, "")
     except SettingsError as error:
-        if not error.remedy and error.setting in settings:
-            default = typed_default(settings[error.setting])
-            error.remedy = f"correct it, or leave it out for {error.setting}={default}"
+        name = error.setting
+        if not error.remedy and error.value.lower() in NO_LIMIT:
+            error.remedy = remedy_below(schema, values, name)
+        if not error.remedy and name in settings:
+            error.remedy = f"correct it, or leave it out for {name}={typed_default(settings[name])}"
         raise
+
+
+def remedy_below(schema: type, values: dict[str, Any], name: str) -> str:
+    """Return the remedy for a setting that is -1, or "" if it may be."""
+    try:
+        build(schema, values | {name: -1})
+    except SettingsError as error:
+        return error.remedy if error.setting == name else ""
+    return ""
 
 
 def read_value(name: str, value: Any, hint: Any) -> Any:

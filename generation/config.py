@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from common.errors import SettingsError, at_least, format_value, fraction, one_of
+from common.errors import ANY_SEED, SettingsError, at_least, format_value, fraction, one_of
 from data.config import WITH_PATH
 
 
@@ -88,6 +88,7 @@ class SampleConfig(SamplingParams):
         at_least("num_samples", self.num_samples, 1)
         at_least("batch_size", self.batch_size, 1)
         # A sample's seed is seed + its number, and torch's seeds have 63 bits.
+        at_least("seed", self.seed, 0, ANY_SEED)
         if not 0 <= self.seed < 2**63 - self.num_samples:
             problem = f"seed={self.seed} must be from 0 to 2^63 less num_samples={self.num_samples}"
             raise SettingsError(problem, "change one of them")

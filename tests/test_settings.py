@@ -105,6 +105,31 @@ def test_a_mistake_carries_its_setting_for_which_the_default_is_the_remedy(argum
     assert error.remedy.removesuffix(".0") == f"correct it, or leave it out for {setting}={default}"
 
 
+@pytest.mark.parametrize(
+    ("schema", "name", "word", "typed"),
+    [
+        (TrainConfig, "keep_checkpoints", "all", 1000000),
+        (TrainConfig, "keep_checkpoints", "null", 1000000),
+        (TrainConfig, "eval_interval", "never", 1000000),
+        (TrainConfig, "seed", "Random", "$RANDOM"),
+        (SampleConfig, "seed", "random", "$RANDOM"),
+        (SampleConfig, "max_new_tokens", "inf", 100000),
+        (SampleConfig, "top_k", "all", None),
+    ],
+)
+def test_a_word_in_place_of_a_number_has_the_remedy_of_a_number_below_all(schema, name, word, typed):
+    remedies = []
+    for value in (word, "-1"):
+        with pytest.raises(SettingsError) as raised:
+            from_arguments(schema, [f"{name}={value}"])
+        remedies.append(raised.value.remedy)
+    assert remedies[0] == remedies[1] and (str(typed) if typed else "leave it out") in remedies[0]
+    if typed and typed != "$RANDOM":
+        assert getattr(from_arguments(schema, [f"{name}={typed}"]), name) == typed
+    with pytest.raises(SettingsError, match="correct it, or leave it out"):  # this one has no meaning without a limit
+        from_arguments(TrainConfig, ["batch_size=all"])
+
+
 def test_the_words_of_a_sentence_choose_no_remedy(monkeypatch):
     refused = mock.Mock(side_effect=SettingsError("temperature=2 is odd"))
     monkeypatch.setattr(SampleConfig, "__post_init__", refused)
@@ -260,7 +285,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "optimizer.lr=fast": "optimizer.lr=fast is not a number",
     "model.qk_norm=maybe": "model.qk_norm=maybe is not true or false",
     "seed=true": "seed=true is not a whole number",
-    "seed=null": "seed=null is not a whole number: correct it, or leave it out for seed=1",
+    "seed=null": "seed=null is not a whole number: seed=$RANDOM, in bash, is another one each time",
     "data.val_fraction=2": "must be above 0 and at most 0.5: correct it, or leave it out for data.val_fraction=null",
     "model=/etc/passwd": "model=/etc/passwd does not exist: choose model from gpt2",
     "tokenizer=char": "tokenizer=char does not exist: choose tokenizer=byte (one token a byte, so a letter",

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
+from common.errors import ANY_SEED, SettingsError, at_least, format_value, fraction, one_of, positive
 from common.settings import WANDB_SWEEP
 from data.config import DIVISIBLE, RECORDS, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
 from model.config import GPTConfig
@@ -261,7 +261,7 @@ class TrainConfig:
         positive("max_minutes", self.max_minutes)
         positive("max_flops", self.max_flops)
         if not 0 <= self.seed < 2**63:
-            raise SettingsError("must be from 0 to 2^63 - 1", setting="seed", value=self.seed)
+            raise SettingsError("must be from 0 to 2^63 - 1", ANY_SEED, setting="seed", value=self.seed)
         if self.resume and self.init_from:
             raise SettingsError(f"resume={self.resume} and init_from={self.init_from} are both given", "choose one")
 
