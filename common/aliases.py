@@ -23,6 +23,14 @@ ALIASES = {
     "text_column": "data.text_field",
     "text_column_name": "data.text_field",
     "text_key": "data.text_field",
+    **dict.fromkeys(
+        ("max_train_samples", "max_samples", "max_examples", "max_documents", "num_examples", "sample_size", "limit"),
+        "data.path: a shorter file, as head -n 1000 FILE writes it",
+    ),
+    **dict.fromkeys(
+        ("fraction", "data_fraction", "train_fraction", "dataset_fraction", "max_bytes", "max_train_tokens"),
+        "data.path: a shorter file, as head -c 1000000 FILE writes it",
+    ),
     "tokenizer_name": "tokenizer",
     "vocab_source": "tokenizer",
     # Model
@@ -117,6 +125,8 @@ ALIASES = {
     "save_every": "checkpoint_interval",
     "save_interval": "checkpoint_interval",
     "save_total_limit": "keep_checkpoints",
+    "save_top_k": "keep_checkpoints: of the latest; the best is kept besides",
+    "save_all_checkpoints": "keep_checkpoints: 1000000 keeps all",
     "save_best_only": "keep_checkpoints: 1 keeps the best and the latest, to continue from",
     "save_only_best_model": "keep_checkpoints: 1 keeps the best and the latest, to continue from",
     "load_best_model_at_end": "keep_checkpoints: the best is kept besides, and sample.py takes it",
@@ -170,6 +180,10 @@ ALIASES = {
     "stop_strings": "stop",
     "eos_token_id": "stop: a text; a sample ends by itself where the model ends the document",
     "best_of": "num_samples",
+    **dict.fromkeys(
+        ("logit_bias", "sequence_bias", "bad_words", "bad_words_ids", "banned_tokens", "suppress_tokens"),
+        "stop: ends a sample at a text; docs/library.md has the lines that keep tokens from being drawn",
+    ),
     "num_beams": "temperature: temperature=0 takes the likeliest token; there is no beam search",
     "typical_p": "min_p",
     "epsilon_cutoff": "min_p",

@@ -133,6 +133,8 @@ class Source:
     def formats(self) -> dict[str, str]:
         """The format in which each file is read, one of FORMATS."""
         wanted = FORMAT_OF_SOURCE.get(self.config.source)
+        if self.config.source == "hf" and not self.config.path:  # the datasets library reads them
+            return {file: each.name for file, each in self.found.items()}
         if wanted == "jsonl":  # a JSON file may be an array of the same records
             return {file: "json" if each.name == "json" else wanted for file, each in self.found.items()}
         if wanted:
@@ -395,6 +397,8 @@ def _dataset_records(config: DataConfig) -> Iterator[Record]:
             yield Record(f"{settings}:", f"record {number}", record)
     except Exception as error:  # the library raises errors of all layers below it
         remedy = "check its files" if place.is_dir() else "check it and the network"
+        if "Bad split" in str(error):
+            remedy = "name one of these, without a slice"
         raise DataError(f"{settings} cannot be read ({first_line(error)})", remedy) from error
 
 

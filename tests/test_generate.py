@@ -292,6 +292,26 @@ def test_padding_and_unused_ids_are_not_drawn():
         assert {token for text in drawn for token in text} <= {*range(256), 260}
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_tokens_that_a_hook_on_lm_head_bans_are_never_drawn_and_the_others_as_without_them(count):
+    gpt = byte_gpt()
+    prompts = [[256, 65 + number] for number in range(count)]
+    free = {token for text in texts_of(gpt, prompts, range(count), temperature=0) for token in text}
+    banned = torch.tensor(sorted(free)[::2])
+    hook = gpt.lm_head.register_forward_hook(lambda module, inputs, logits: logits.index_fill(-1, banned, -1e9))
+    drawn = texts_of(gpt, prompts, range(count), temperature=5.0)
+    assert not {token for text in drawn for token in text} & {*banned.tolist()}
+    likeliest = texts_of(gpt, prompts, range(count), new=10, temperature=0)
+    hook.remove()
+    # The whole text once more for each token, and the likeliest of those that may be.
+    others = [token for token in range(257) if token not in banned]
+    for prompt, text in zip(prompts, likeliest, strict=True):
+        tokens = list(prompt)
+        for _ in text:
+            tokens.append(others[gpt(torch.tensor([tokens]))[0, -1, others].argmax()])
+        assert text == tokens[2:]
+
+
 # Where a text ends, and what of it is shown.
 
 

@@ -339,11 +339,24 @@ def broken(*_, **__):
     raise RuntimeError("Connection refused\n  a page of details")
 
 
+def sliced(*_, split, **__):
+    raise ValueError(f"Bad split: {split}[:10%]. Available splits: ['train']")  # as of a streamed dataset
+
+
+def test_the_files_of_a_local_dataset_are_named_by_their_format(monkeypatch, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    datasets_of(monkeypatch, lambda *_, **__: ({"text": text} for text in ("one", "two")))
+    source = Source(DataConfig(source="hf", name=str(tmp_path)))
+    assert read(source) == ["one", "two"]
+    assert source.describe() == f"dataset {tmp_path}, split train: 1 JSON lines file, 2 documents, 32 B"
+
+
 @pytest.mark.parametrize(
     ("load_dataset", "message"),
     [
         (None, r"needs the datasets library: pip install -e \"\.\[hf\]\""),
         (broken, r"data\.name=a/b, data\.subset=null, data\.split=train cannot be read \(Connection refused\)"),
+        (sliced, r"Bad split: train\[:10%\]. Available splits: \['train'\]\): name one of these, without a slice"),
         (lambda _, **__: [{"story": "one"}], r"record 1 has no field data\.text_field=text: choose one of story"),
     ],
 )
