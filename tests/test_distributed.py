@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,11 +18,12 @@ from conftest import close
 from safetensors.torch import load_file
 from test_resume import ROOT, assert_same_run, rows, wait_for
 
+from common.errors import DeviceError
 from model.config import GPTConfig
 from runs.checkpoint import load_checkpoint, read_meta
 from train import train_step
 from training.config import TrainConfig
-from training.distributed import Ranks, parallelize
+from training.distributed import Ranks, check_interface, parallelize
 from training.plan import trial_run
 
 # Runs jobs one after the other, each on ranks that are forked, which needs no second import of torch.
@@ -292,6 +294,26 @@ def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
     process = start_torchrun(tmp_path, text_file, "batch_size=7")
     said = "batch_size=7 is not a multiple of micro_batch_size=1 × 2, the number of processes: choose one that is."
     assert messages(process) == [f"error: {said}"]
+
+
+@pytest.mark.parametrize("names", ["^lo,docker", "no_such_interface", "NAME,no_such_interface"])
+def test_a_network_interface_that_is_not_there_is_told_before_gloo_looks_for_it(names, monkeypatch):
+    present = [name for _, name in socket.if_nameindex()]
+    names = names.replace("NAME", present[0])
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", names)
+    with pytest.raises(DeviceError, match=re.escape(f"GLOO_SOCKET_IFNAME={names} names no network interface here")):
+        Ranks(size=2, launched=True).join(torch.device("cpu"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", ",".join(present))
+    check_interface()
+
+
+def test_a_rank_that_gloo_does_not_reach_is_told_in_a_sentence(monkeypatch):
+    refused = RuntimeError("Gloo connectFullMesh failed with [pair.cc:152] Connection refused\nmore")
+    monkeypatch.setattr("torch.distributed.init_process_group", mock.Mock(side_effect=refused))
+    with pytest.raises(
+        DeviceError, match=r"^RANK=0 reaches no other \(Gloo connectFullMesh failed .*: set GLOO_SOCKET"
+    ):
+        Ranks(size=2, launched=True).join(torch.device("cpu"))
 
 
 LATE_FIRST = """

@@ -6,6 +6,7 @@ step, go from CPU to CPU by gloo, so no device waits for them; losses and gradie
 
 import gc
 import os
+import socket
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.errors import SettingsError, first_line
+from common.errors import DeviceError, SettingsError, first_line
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU, chunk_loss_and_gradient
 from training.config import TrainConfig
@@ -32,6 +33,10 @@ LAUNCHERS = (
     ("mpiexec", "PMI_SIZE", "PMI_RANK"),
 )
 TORCHRUN = "start with torchrun, which sets these variables, or unset them"
+NETWORK = (
+    "set GLOO_SOCKET_IFNAME to the network interface that joins the machines, "
+    "and with --max-restarts also TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Ranks:
     def join(self, device: torch.device) -> None:
         """Join the process group if torchrun started this process."""
         if self.launched and not dist.is_initialized():
+            check_interface()
             cuda = device.type == "cuda"
             backend = "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo"
             # With a device_id NCCL connects the devices now, so that an error comes before the run begins.
@@ -76,6 +82,10 @@ class Ranks:
                 dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=device if cuda else None)
             except (ValueError, dist.DistError) as error:
                 raise SettingsError(f"RANK={self.rank} finds no other ({first_line(error)})", TORCHRUN) from error
+            except RuntimeError as error:  # of gloo
+                if "gloo" not in str(error).lower():
+                    raise
+                raise DeviceError(f"RANK={self.rank} reaches no other ({first_line(error)})", NETWORK) from error
 
     @property
     def is_first(self) -> bool:
@@ -147,6 +157,15 @@ class Ranks:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
+
+
+def check_interface() -> None:
+    """Raise DeviceError if GLOO_SOCKET_IFNAME names no network interface of this machine."""
+    value = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    known = [name for _, name in socket.if_nameindex()]
+    if value and not set(value.split(",")) <= set(known):
+        remedy = f"choose from {', '.join(known)}, or unset it; the ^ of NCCL_SOCKET_IFNAME has no meaning there"
+        raise DeviceError("names no network interface here", remedy, setting="GLOO_SOCKET_IFNAME", value=value)
 
 
 def with_recompute(model: GPT, config: TrainConfig) -> GPT:
