@@ -12,6 +12,7 @@ from common.settings import parse_overrides
 from training.config import TrainConfig
 
 SHOWN = (["job"], ["hydra"], ["all"])  # the settings that --cfg shows
+COMPLETION = (["-sc"], ["--shell-completion"])  # of a shell, by Hydra
 
 
 def composition() -> ModuleType:
@@ -29,7 +30,7 @@ def run_train_command() -> None:
 
 def start(arguments: list[str]) -> None:
     """Run what is typed after train.py: a run, a sweep, or --cfg."""
-    if arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN:
+    if (arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN) or arguments[:1] in COMPLETION:
         composition().register_schema({})
         composition().call_hydra(arguments)
         return

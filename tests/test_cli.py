@@ -227,6 +227,19 @@ def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_
     assert shown.returncode == 0 and "n_embd: 512" in shown.stdout and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("optimizer=", {"optimizer=adamw", "optimizer=muon"}),
+        ("-m model.n_h", {"model.n_head="}),
+    ],
+)
+def test_the_shell_completes_names_and_options_by_hydras_flag(typed, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("COMP_LINE", f"python train.py {typed}")
+    answered = run_here("train.py", "-sc", "query=bash", cwd=tmp_path)
+    assert {*answered.stdout.split()} == words and not list(tmp_path.iterdir()), answered.stderr
+
+
 # Runs
 
 
