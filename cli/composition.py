@@ -4,6 +4,7 @@ Torch is imported only where with_torch() is called: most mistakes in settings a
 """
 
 import logging
+import math
 import os
 import re
 import sys
@@ -121,8 +122,9 @@ def register_schema(inherited: dict[str, Any]) -> None:
     """Give Hydra the nodes that conf/train.yaml calls train_schema and inherited."""
     # short_id ends the names of new sweeps' folders: two sweeps that start in the same second need one each.
     register_resolver("short_id", lambda: os.urandom(2).hex(), use_cache=True)
-    # Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${floordiv:${max_steps},0.5}.
+    # Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${mul:0.001,${batch_size}}.
     register_resolver("floordiv", lambda a, b: int(float(a) // float(b)))
+    register_resolver("mul", lambda *numbers: math.prod(map(float, numbers)))
     store(name="train_schema", node=literal(asdict(TrainConfig())))
     store(name="inherited", node=literal(inherited))
     # Hydra's usual sweeper is called basic. As an override in conf/train.yaml ours would hide an experiment's choice.
@@ -138,8 +140,7 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     if "experiment" in cfg:
         remedy = "begin its file with the line # @package _global_, and write one setting or group under another"
         raise SettingsError("the experiment's file has no settings of a run", remedy)
-    ours = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
-    values = flat(OmegaConf.to_container(ours, resolve=True))  # type: ignore[arg-type]
+    values = flat(OmegaConf.to_container(settings_of_run(cfg), resolve=True))  # type: ignore[arg-type]
     if values["code"]:  # before the names that it registers are read
         values["code_hash"] = with_torch().run_code(values["code"])
     config = build(TrainConfig, values)
@@ -160,6 +161,11 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     return config
 
 
+def settings_of_run(cfg: DictConfig) -> DictConfig:
+    """Return Hydra's composition without Hydra's own settings."""
+    return OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+
+
 def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> TrainConfig | None:
     """Return the settings of a job, None if a value is known to the job alone.
 
@@ -173,8 +179,10 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> Tr
             config = to_settings(cfg, typed)
     except InterpolationKeyError:
         raise
-    except InterpolationResolutionError:  # a value that only the job knows, such as ${hydra:job.num}
-        return None
+    except InterpolationResolutionError:
+        if "${hydra:" not in str(OmegaConf.to_container(settings_of_run(cfg))):
+            raise
+        return None  # a value that only the job knows, such as ${hydra:job.num}
     run_id = os.environ.get("WANDB_RUN_ID")
     if run_id and config.wandb.active_mode != "disabled":  # the jobs would overwrite each other
         raise SettingsError(f"WANDB_RUN_ID={run_id} is one run of wandb, and a sweep has many", "unset WANDB_RUN_ID")
@@ -257,7 +265,10 @@ def explain(error: BaseException) -> str | None:
             return f"there is no setting {mistake.full_key}: --cfg hydra shows those of Hydra."
         if isinstance(mistake, OmegaConfBaseException):
             place = mistake.full_key or "a value"
-            return f"{place} cannot be read ({first_line(mistake)}): ${{NAME}} stands for the value of a setting."
+            meaning = (
+                "${NAME} stands for the value of a setting, ${mul:A,B} for a product, ${floordiv:A,B} for a quotient"
+            )
+            return f"{place} cannot be read ({first_line(mistake)}): {meaning}."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None
 
 

@@ -89,6 +89,8 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
                 remedy = "type --config-dir=FOLDER"
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
+        if "${" in value and hints.get(name) in NUMBERS and not is_sweep:
+            raise SettingsError(f"{name}={value}: ${{…}} has a value in sweeps alone", "type the value, or add -m")
         if "," in value and is_one and not is_sweep:
             raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")
         if is_sweep and name in GROUPS and "null" in value.split(","):

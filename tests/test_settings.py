@@ -306,7 +306,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m optimizer.lr=zip(0.1,0.2)": "write the pairs as variants, as in 'hydra.sweeper.variants=[\"model.n_embd=64 ",
     "-m hydra/sweeper=optuna": "hydra/sweeper=optuna does not exist: pip install hydra-optuna-sweeper.",
     "-m sample_prompt=it's": "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes",
-    "seed=${foo}": "seed=${foo} is not a whole number",
+    "seed=${foo}": "seed=${foo}: ${…} has a value in sweeps alone",
     "data.path=${HOME}/x +experiment=ladder": "many runs are asked for, and one would be made: add -m",
     "attention=matmul model.attention=loop": "attention=matmul and model.attention=loop are both given",
     "attention=mla model.qk_norm=false": "model.qk_norm=false has no effect with attention=mla: leave it",

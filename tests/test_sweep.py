@@ -718,6 +718,26 @@ def test_a_value_that_follows_from_another_or_from_the_job_is_swept_and_one_of_n
     assert "eval_interval cannot be read (Interpolation key 'nope' not found): " in said
 
 
+def test_a_rate_in_proportion_to_the_batch_is_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"rate {config.optimizer.lr:.6f}")
+    result = run_here(
+        "-m", "batch_size=4,12", 'optimizer.lr="${mul:0.0005,${batch_size}}"', "dry_run=true", cwd=tmp_path
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.findall(r"^rate (.*)$", result.stdout, re.M) == ["0.002000", "0.006000"]
+
+
+@pytest.mark.parametrize(
+    "value", ["${mull:2,3}", "${floordiv:1,0}", "${oc.env:NOT_SET_ANYWHERE}", "${mul:2,${batch_size},x}"]
+)
+def test_a_value_that_no_job_can_compute_is_refused_before_any_run(value, tmp_path):
+    said = refusal(f'optimizer.lr="{value}"', "seed=1,2", cwd=tmp_path)
+    assert said.startswith("error: optimizer.lr cannot be read (") and "${mul:A,B} for a product" in said
+    single = run_here(f"optimizer.lr={value}", cwd=tmp_path).stderr
+    assert single.startswith(f"error: optimizer.lr={value}: ${{…}} has a value in sweeps alone: type the value, or add")
+    assert not list(tmp_path.iterdir())
+
+
 def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_file(tmp_path):
     for several in ("seed=1,2", "attention=sdpa,mla", "model.attention=sdpa,mla", "tokenizer=byte,bpe"):
         said = run_here(several, "hydra.sweep.dir=here", cwd=tmp_path).stderr
