@@ -262,6 +262,11 @@ def explain(error: BaseException) -> str | None:
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
+            group, _, name = str(mistake.full_key).replace(".", "/").rpartition("/")
+            chosen = [file.stem for file in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(file)]
+            if group.startswith("hydra/") and chosen:
+                asked = " or ".join(f"{group}={option}" for option in chosen)
+                return f"{mistake.full_key} has no effect here: add {asked}, or leave it out."
             return f"there is no setting {mistake.full_key}: --cfg hydra shows those of Hydra."
         if isinstance(mistake, OmegaConfBaseException):
             place = mistake.full_key or "a value"

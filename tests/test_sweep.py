@@ -461,7 +461,6 @@ MISTAKES = {
     "hydra.sweep.subdir=lr-${optimizer.lr} seed=1,2 optimizer.lr=1,2": "hydra.sweep.subdir=lr-1 is the folder of",
     "hydra.job.chdir=true seed=1,2": "hydra.job.chdir=true moves jobs away from the folder in which their paths were",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
-    "hydra.launcher.n_jobs=2 seed=1,2": "there is no setting hydra.launcher.n_jobs",
     "hydra/sweeper=grid2 seed=1,2": "hydra/sweeper=grid2 does not exist: choose hydra/sweeper from",
 }
 
@@ -736,6 +735,20 @@ def test_a_value_that_no_job_can_compute_is_refused_before_any_run(value, tmp_pa
     single = run_here(f"optimizer.lr={value}", cwd=tmp_path).stderr
     assert single.startswith(f"error: optimizer.lr={value}: ${{…}} has a value in sweeps alone: type the value, or add")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("typed", "added"),
+    [
+        ("hydra.launcher.n_jobs=2", "hydra/launcher=joblib"),
+        ("hydra.launcher.partition=gpu", "hydra/launcher=submitit_slurm"),
+        ("hydra.launcher.nodes=1", "hydra/launcher=submitit_local or hydra/launcher=submitit_slurm"),
+        ("hydra.sweeper.metric=tokens_per_s", "hydra/sweeper=decide"),
+    ],
+)
+def test_a_setting_of_another_launcher_or_sweeper_is_answered_with_its_option(typed, added, tmp_path):
+    said = refusal(typed, "seed=1,2", cwd=tmp_path)
+    assert said == f"error: {typed.partition('=')[0]} has no effect here: add {added}, or leave it out.\n"
 
 
 def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_file(tmp_path):
