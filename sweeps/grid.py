@@ -1,5 +1,6 @@
 """Sweeps: each combination of values is a job, and the jobs' folder has a leaderboard."""
 
+import errno
 import json
 import math
 import os
@@ -8,7 +9,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, product
@@ -177,8 +178,12 @@ class Grid(Sweeper):
                 mistakes.append((job, error))
         # An override that works nowhere is a mistake; others only fail together.
         for job, mistake in mistakes:
-            if not working.issuperset(job):
-                raise mistake
+            if working.issuperset(job):
+                continue
+            typed = as_variants(jobs, working, job, mistake.setting)
+            if typed:
+                raise SettingsError(mistake.problem, typed)
+            raise mistake
         for reason, count in Counter(str(mistake) for _, mistake in mistakes).items():
             print(visible(f"{count} of {len(jobs)} jobs cannot run: {reason}"), flush=True)
         return configs
@@ -292,6 +297,8 @@ class Grid(Sweeper):
             if type(error).__name__ == "TerminatedWorkerError":  # of loky, a part of joblib
                 raise WorkerKilled from error
             remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                remedy = f"make room in /dev/shm, which its processes share, or leave out hydra/launcher={launcher}"
             raise SettingsError(f"hydra/launcher={launcher} gave up ({reason_of(error)})", remedy) from error
 
     def report(self) -> str:
@@ -347,6 +354,31 @@ def reason_of(error: BaseException) -> str:
     said = [line.strip() for line in str(error).split("You can check full logs")[0].splitlines()]
     lines = [line for line in said if line.strip("-")] or [type(error).__name__]
     return ": ".join(line.strip(" .:") for line in dict.fromkeys((lines[0].removesuffix("with trace:"), lines[-1])))
+
+
+def as_variants(
+    jobs: Sequence[Sequence[str]],
+    working: Set[str],
+    refused: Sequence[str],
+    setting: str,
+) -> str:
+    """Return the remedy for a setting that works beside some values alone: variants.
+
+    "" if it works nowhere. working: the overrides that work in some job.
+    """
+
+    def named(job: Sequence[str], names: Set[str]) -> list[str]:
+        return [override for override in job if override.partition("=")[0] in names]
+
+    if not working & set(named(refused, {setting})):
+        return ""
+    barring = {override.partition("=")[0] for override in refused if override not in working}
+    groups = []
+    for job in jobs:
+        values = named(job, barring)
+        groups.append(" ".join(values + (named(job, {setting}) if working >= set(values) else [])))
+    typed = f"hydra.sweeper.variants={json.dumps([*dict.fromkeys(groups)], ensure_ascii=False)}"
+    return f"type {shlex.quote(typed)} in place of {' and '.join([*sorted(barring), setting])}"
 
 
 def result_key(config: TrainConfig) -> str:

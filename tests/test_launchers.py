@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,18 +10,21 @@ import shutil
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 import torch
 import yaml
 from conftest import started
+from omegaconf import OmegaConf
 from sweeping import command, run, run_here, tiny, wait_for
 
 from cli.with_torch import device_of_job
+from common.errors import SettingsError
 from model.attention.code import digest
 from runs.summary import read_job, read_summary
-from sweeps.grid import jobs_at_once, reason_of
+from sweeps.grid import Grid, jobs_at_once, reason_of
 
 has_joblib, has_submitit = (bool(find_spec(f"hydra_plugins.hydra_{name}_launcher")) for name in ("joblib", "submitit"))
 needs_joblib = pytest.mark.skipif(not has_joblib, reason='needs pip install -e ".[parallel]"')
@@ -341,3 +345,17 @@ slurmstepd: error: Detected 1 oom_kill event.
 @pytest.mark.parametrize("said", REASONS)
 def test_a_launchers_error_is_told_with_its_reason_in_one_line(said):
     assert reason_of(ValueError(said)) == REASONS[said]
+
+
+def test_joblib_without_room_for_what_its_processes_share_is_told_where():
+    sweeper = Grid()
+    sweeper.config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": "joblib"}}}})
+    sweeper.go_on = "hydra.sweep.dir=here"
+    sweeper.launcher = mock.Mock(**{"launch.side_effect": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))})
+    with pytest.raises(
+        SettingsError, match=r"gave up \(.*: make room in /dev/shm, .*, or leave out hydra/launcher=jobl"
+    ):
+        sweeper.launch_all([["seed=1"]], 0)
+    sweeper.launcher.launch.side_effect = OSError(errno.EACCES, os.strerror(errno.EACCES))
+    with pytest.raises(SettingsError, match="change the settings of hydra.launcher; the same command with hydra.sweep"):
+        sweeper.launch_all([["seed=1"]], 0)

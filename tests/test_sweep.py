@@ -738,6 +738,26 @@ def test_a_value_that_no_job_can_compute_is_refused_before_any_run(value, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("asked", "variants"),
+    [
+        ("attention=sdpa,mla model.latent_size=8", ["attention=sdpa", "attention=mla model.latent_size=8"]),
+        (
+            "attention=sdpa,mla model.latent_size=8,16 seed=1,2",
+            ["attention=sdpa", "attention=mla model.latent_size=8", "attention=mla model.latent_size=16"],
+        ),
+        ("tokenizer=byte,bpe tokenizer.vocab_size=300", ["tokenizer=byte", "tokenizer=bpe tokenizer.vocab_size=300"]),
+    ],
+)
+def test_a_setting_of_some_values_alone_is_answered_with_variants_that_run(asked, variants, tmp_path, monkeypatch):
+    said = refusal(*asked.split(), cwd=tmp_path)
+    typed = shlex.split(said.partition(": type ")[2])[0]
+    assert json.loads(typed.removeprefix("hydra.sweeper.variants=")) == variants and " has no effect with " in said
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: "planned")
+    result = run_here("-m", typed, "dry_run=true", cwd=tmp_path)
+    assert result.stdout.count("\nplanned\n") == len(variants), result.stderr
+
+
+@pytest.mark.parametrize(
     ("typed", "added"),
     [
         ("hydra.launcher.n_jobs=2", "hydra/launcher=joblib"),
