@@ -149,6 +149,16 @@ def test_on_a_gpu_chunks_hold_more_than_fused_attention_does():
     assert held["sigmoid"] + chunk < held["stick"] < held["sigmoid"] + 3 * chunk
 
 
+def test_muon_holds_no_more_where_it_moves_all_matrices_at_once_as_on_a_gpu(monkeypatch):
+    """A dry run takes a CPU's steps, one matrix after the other."""
+    config = TrainConfig(model=GPTConfig(n_layer=4, n_head=4, n_embd=128, block_size=8, vocab_size=257), batch_size=1)
+    predicted = predict_memory(train_step, config, 1, on_gpu=True)
+    monkeypatch.setattr("training.optimizer.has_launches", lambda tensor: True)
+    at_once = predict_memory(train_step, config, 1, on_gpu=True)
+    assert at_once.activations <= predicted.activations
+    assert predicted.activations > 2 * 4 * 4 * 384 * 128  # the optimizer's step is the peak: up_proj of four layers
+
+
 @pytest.mark.slow
 def test_predicting_takes_no_memory_and_less_is_predicted_where_less_is_kept(train_config):
     config = TrainConfig(model=GPTConfig(n_layer=2, n_head=32, n_embd=8192, block_size=256, vocab_size=50257))

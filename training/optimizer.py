@@ -215,8 +215,8 @@ class Muon:
                 if not stacks:
                     gradients = [gradient / self.grad_scale for gradient in gradients]
                 else:
-                    scaled = torch.stack(gradients) / self.grad_scale
-                    gradients = [*torch.where(skip > 0, torch.stack(momenta), scaled)]
+                    # Without names, so that none of the stacks outlives the line: each is as large as the matrices.
+                    gradients = [*torch.where(skip > 0, torch.stack(momenta), torch.stack(gradients) / self.grad_scale)]
                 torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
                 nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, self.momentum))  # (N, m, n)
 
