@@ -33,8 +33,8 @@ import torch.nn.functional as F
 import triton
 import yaml
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch._inductor.compile_fx import compile_fx
 from triton.backends.compiler import GPUTarget
 
 from model.attention.context import AttentionContext
@@ -47,7 +47,10 @@ from training.device import fast_products
 MULTIPROCESSORS = {9: 132, 8: 108, 7: 40}
 SHARED_MEMORY = {9: 232_448, 8: 166_912, 7: 65_536}  # bytes of a block
 SHAPE: dict[str, Any] = dict(n_layer=1, n_head=8, n_kv_head=2, n_embd=512, vocab_size=2048, zero_init=False)
-T = 1024
+MANY, FEW = (1024, 768, 640), (256, 192, 128)
+"""Lengths of texts: the first is lowered."""
+IN_CHUNKS = ("linear", "retention", "delta", "kda", "gdn2", "wall")
+"""Forms whose chunks are a loop, which the compiler unrolls for each length: they get the few tokens."""
 KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str='cuda'\)", re.S)
 programs: list[str] = []
 """The compiler's programs: one for each graph, forward or backward."""
@@ -169,6 +172,15 @@ def keep_programs(flash: bool) -> None:
 
 def lower(case: str, dtype: torch.dtype) -> dict[str, Any]:
     """Return graphs, breaks, kernels and other calls of forward and backward, and the graphs of several lengths."""
+    traced = 0
+
+    def lower_the_first(graph: Any, given: Any) -> Any:
+        nonlocal traced
+        traced += 1
+        if traced == 1:
+            compile_fx(graph, given)
+        return graph.forward  # on to other lengths
+
     programs.clear()
     torch._dynamo.reset()
     counters.clear()
@@ -179,33 +191,27 @@ def lower(case: str, dtype: torch.dtype) -> dict[str, Any]:
     try:
         with fast_products(fake_cuda.GPU, dtype), autocast:
             if attention == "loss":
-                x, heads = (torch.randn(rows, 512, device=fake_cuda.GPU, dtype=dtype) for rows in (T, 2048))
-                targets = torch.zeros(T, 1, dtype=torch.int64, device=fake_cuda.GPU)
+                x, heads = (torch.randn(rows, 512, device=fake_cuda.GPU, dtype=dtype) for rows in (MANY[0], 2048))
+                targets = torch.zeros(MANY[0], 1, dtype=torch.int64, device=fake_cuda.GPU)
                 torch.compile(chunk_loss_and_gradient)(x, heads, targets, 2000, None)
             else:
-                model = layer(GPTConfig(attention=attention, block_size=T, **SHAPE | values))
-                model.blocks[-1].compile()
-                pass_through(model, T, documents)
+                # The second length makes the length a variable, and a third compiles nothing, but for IN_CHUNKS.
+                most, *others = FEW if attention in IN_CHUNKS else MANY
+                model = layer(GPTConfig(attention=attention, block_size=most, **SHAPE | values))
+                model.blocks[-1].compile(backend=lower_the_first)
+                for length in (most, *others):
+                    pass_through(model, length, documents)
     except Lowered:
         pass
-    found: dict[str, Any] = {
+    return {
         "graphs": len(programs),
         "breaks": sum(counters["graph_break"].values()),
         "kernels": [len(KERNEL.findall(program)) for program in programs],
         "products": [len(re.findall(r"extern_kernels\.\w+\(", program)) for program in programs],
         "others": sorted({name for program in programs for name in re.findall(r"torch\.ops\.([\w.]+)\(", program)}),
+        "of lengths": traced,
+        "in chunks": attention in IN_CHUNKS,
     }
-    if attention != "loss":
-        # Texts of other lengths: the second makes the length a variable, and a third compiles nothing.
-        torch._dynamo.reset()
-        counter = CompileCounterWithBackend("eager")
-        model = layer(GPTConfig(attention=attention, block_size=T, **SHAPE | values))
-        model.blocks[-1].compile(backend=counter)
-        with fast_products(fake_cuda.GPU, dtype), autocast:
-            for length in (T, 768, 640):
-                pass_through(model, length, documents)
-        found["of lengths"] = counter.frame_count
-    return found
 
 
 def layer(config: GPTConfig) -> GPT:
