@@ -11,7 +11,8 @@ tests     pytest -m gpu: first what needs no compiler, with recompute=block and 
 training  GPT-2 124M beside nanoGPT, compiled, in bf16: tokens/s, and the loss of 200 steps on the same batches;
           then the peak memory of its steps beside dry_run's prediction
 kernels   GPT-2 124M and the default run, eager and compiled: tokens/s, the time of the first step, peak memory beside
-          its prediction, and the twelve kernels that take longest; `torchrun` with one process, and its resume
+          its prediction, and the twelve kernels that take longest; `torchrun` with one process, and its resume;
+          what CUDA graphs would bring, of which train.py has none: docs/hardware.md
 forms     every form and modifier trains, eager and compiled: a step's time and memory; each attention function;
           tokens/s of decoding at batch 1 and 64 beside nanoGPT and Hugging Face
 rest      `python train.py` as README has it, eager and compiled; Shakespeare by each project's recipe
@@ -36,6 +37,7 @@ from torch.profiler import ProfilerActivity
 
 from common.errors import first_line
 from model.attention import FORMS, MODIFIERS
+from model.loss import chunk_loss_and_gradient
 from train import train_step
 from training.config import TrainConfig
 from training.device import choose_precision, fast_products, peak_memory, reset_peak_memory
@@ -48,7 +50,7 @@ SECONDS = 540  # of a call
 
 def main() -> None:
     parser = paired.parser(__doc__)
-    parser.add_argument("call", choices=(*CALLS, "steps", "profile"))
+    parser.add_argument("call", choices=(*CALLS, *PARTS))
     parser.add_argument("nanogpt", type=nanogpt.checkout, help="a checkout of github.com/karpathy/nanoGPT")
     parser.add_argument("text", nargs="?", type=Path, help="tiny Shakespeare")
     arguments = parser.parse_args()
@@ -83,6 +85,7 @@ def parts(arguments: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
             "profile": [__file__, "profile", theirs],
             "torchrun": [*torchrun, f"run_dir={run_dir}", cache, "max_steps=100"],
             "torchrun, resumed": [*torchrun, f"resume={run_dir}", "max_steps=200"],
+            "CUDA graphs": [__file__, "graphs", theirs],
         }
     if arguments.call == "forms":
         decoding = [str(here / "generate.py"), theirs, "--shape", "2"]
@@ -194,7 +197,59 @@ def profile_steps(config: TrainConfig, compiled: bool) -> None:
     paired.table(["kernel", "ms a step", "launches"], rows)
 
 
-PARTS = {"steps": steps, "profile": profile}
+def graphs() -> None:
+    """Print the speed of steps eager, compiled, and compiled with CUDA graphs, and how far their losses are apart."""
+    shapes = [DEFAULT_RUN, throughput.GPT2_124M] if paired.device().type == "cuda" else [DEFAULT_RUN]  # a rehearsal
+    for shape in shapes:
+        config = throughput.make_config(shape, {}, {})
+        found: dict[str, tuple[float, list[float]]] = {}
+        failed = {}
+        for way in WAYS:
+            try:
+                found[way] = steps_of(config, way)
+            except Exception as error:  # a CUDA error fails the rows after it too
+                failed[way] = ["failed", first_line(error)[:120], "", ""]
+        rows = []
+        for way in WAYS:
+            cells = failed.get(way)
+            if not cells:
+                seconds, losses = found[way]
+                cells = [f"{config.tokens_per_step / seconds:,.0f}", f"{1e3 * seconds:.2f}", f"{losses[-1]:.4f}", "–"]
+                if COMPILED in found:
+                    cells[-1] = f"{max(abs(a - b) for a, b in zip(losses, found[COMPILED][1], strict=True)):.1e}"
+            rows.append([way, *cells])
+        print(f"default, {shape}\n")
+        paired.table(["", "tokens/s", "a step, ms", "the last loss", f"losses from {COMPILED}"], rows)
+
+
+def steps_of(config: TrainConfig, way: str) -> tuple[float, list[float]]:
+    """Return the seconds of a step of one of WAYS, and the losses of 30 steps on the same batches."""
+    device = paired.device()
+    precision = choose_precision("auto", device)
+    torch.compiler.reset()
+    run = throughput.make_run(config, precision, device, compiled=way != "eager")
+    if way == GRAPHED:
+        for block in run.model.blocks:
+            block.compile(mode="reduce-overhead")
+        run.model.runtime.loss_and_gradient = torch.compile(chunk_loss_and_gradient, mode="reduce-overhead")
+
+    losses = []
+
+    def steps(first: int, last: int) -> None:
+        for step in range(first, last):
+            torch.compiler.cudagraph_mark_step_begin()  # what the graphs of the last step returned is not needed
+            losses.append(train_step(run, step)[0])
+
+    with fast_products(device, precision):
+        steps(0, 10)  # they compile and record
+        seconds = paired.timed(lambda: steps(10, 30))() / 20
+    return seconds, torch.stack(losses).tolist()
+
+
+DEFAULT_RUN = throughput.Shape(4, 4, 128, 128, 16, 2049, 8)
+COMPILED, GRAPHED = "compiled", "compiled, with CUDA graphs"
+WAYS = ("eager", COMPILED, GRAPHED)
+PARTS = {"steps": steps, "profile": profile, "graphs": graphs}
 
 
 if __name__ == "__main__":

@@ -219,6 +219,26 @@ def test_a_part_for_a_gpu_that_fails_or_takes_too_long_is_told(capfd):
     assert "took longer than what was left of the call" in output
 
 
+def test_cuda_graphs_that_fail_are_a_row_and_losses_are_beside_those_without(monkeypatch, capsys):
+    import gpu
+
+    taken = {"eager": (0.5, [5.0, 4.5]), "compiled": (0.25, [5.0, 4.25])}
+
+    def steps_of(config, way):
+        if way not in taken:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        return taken[way]
+
+    monkeypatch.setattr(gpu, "steps_of", steps_of)
+    gpu.graphs()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| eager", "| compiled"))]
+    assert rows == [
+        "| eager | 4,096 | 500.00 | 4.5000 | 2.5e-01 |",
+        "| compiled | 8,192 | 250.00 | 4.2500 | 0.0e+00 |",
+        "| compiled, with CUDA graphs | failed | operation not permitted when stream is capturing |  |  |",
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a process reads its peak memory from /proc")
 def test_measured_memory_is_beside_what_is_predicted():
