@@ -136,6 +136,23 @@ def test_a_tokenizer_that_tiktoken_cannot_stand_for_is_refused(change, message, 
     assert refused.value.remedy and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("cut", [{"max_length": 5}, {"max_length": 4, "stride": 1, "direction": "left"}], ids=str)
+@pytest.mark.parametrize("fill", [{}, {"length": 60, "direction": "left"}, {"pad_to_multiple_of": 8}], ids=str)
+def test_how_texts_were_last_cut_and_padded_changes_no_ids(cut, fill, bpe, tmp_path):
+    """The library writes that too; Hugging Face's Trainer saves such a tokenizer."""
+    tokenizers = pytest.importorskip("tokenizers")
+    save_tokenizer_json(bpe, tmp_path, 16)
+    file = str(tmp_path / "tokenizer.json")
+    theirs = tokenizers.Tokenizer.from_file(file)
+    theirs.enable_truncation(**cut)
+    theirs.enable_padding(pad_id=bpe.eot_token, pad_token=END_OF_TEXT, **fill)
+    theirs.save(file)
+    back = read_tokenizer_json(tmp_path)
+    text = "A mask hides keys, and hidden keys get no weight."
+    assert len(tokenizers.Tokenizer.from_file(file).encode(text).ids) != len(back.encode_ordinary(text))
+    assert back.encode_ordinary(text) == bpe.encode_ordinary(text) and back.eot_token == bpe.eot_token
+
+
 def test_a_tokenizer_with_more_ids_than_its_model_is_refused(bpe, tmp_path):
     save_tokenizer_json(bpe, tmp_path, 16)
     assert read_tokenizer_json(tmp_path, bpe.n_vocab).n_vocab == bpe.n_vocab
