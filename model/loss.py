@@ -186,8 +186,9 @@ class _SummedNats(torch.autograd.Function):
         targets = targets.masked_fill(~is_scored, 0)[:, None]
 
         # A synthetic task scores few targets. On a CPU leave out the others; to count them on a GPU would wait for it,
-        # and a fake tensor has no numbers.
-        leaves_out = x.is_cpu and type(targets) is Tensor and 0 < is_scored.sum() < len(is_scored)
+        # and a fake tensor or one that is compiled has no numbers.
+        has_numbers = type(targets) is Tensor and not torch.compiler.is_compiling()
+        leaves_out = x.is_cpu and has_numbers and 0 < is_scored.sum() < len(is_scored)
         if leaves_out:
             rows, scored, targets = (t[is_scored] for t in (rows, scored, targets))
 

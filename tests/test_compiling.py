@@ -64,6 +64,36 @@ try:
 except SettingsError as error:
     print(error)
 """
+# The loss in one graph, and the furthest that it and its gradients are from those of the logits.
+WHOLE = """
+import sys
+import torch
+from model.config import GPTConfig
+from model.gpt import GPT
+
+class Loss(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, targets):
+        return self.model.loss(tokens, targets)
+
+for form in sys.argv[1:]:
+    torch.manual_seed(0)
+    gpt = GPT(GPTConfig(vocab_size=11, n_layer=1, n_head=2, n_embd=16, block_size=16, attention=form, zero_init=False))
+    tokens = torch.randint(11, (2, 13))
+    targets = tokens[:, 1:].clone()
+    targets[0, :5] = -100  # do not count
+    loss = torch.compile(Loss(gpt), fullgraph=True, backend="aot_eager")(tokens[:, :-1], targets)
+    loss.backward()
+    plain = torch.nn.functional.cross_entropy(gpt(tokens[:, :-1]).mT, targets, reduction="sum")
+    weights = {name: weight for name, weight in gpt.named_parameters() if "index" not in name}
+    wanted = torch.autograd.grad(plain, [*weights.values()])
+    apart = [weight.grad - gradient for weight, gradient in zip(weights.values(), wanted)]
+    moved = all(weight.grad.any() for weight in gpt.parameters())  # also those of an indexer
+    print(form, max(each.abs().max().item() for each in (loss - plain, *apart)) < 1e-4, moved)
+"""
 ROOT = Path(__file__).parent.parent
 MIXED = ["sdpa+key_offset+logn+forget+sink+diff+xsa+gate", "mla+gate", "delta+gate_element"]
 COUNT = """
@@ -129,3 +159,9 @@ def lines(code: str, *arguments: str) -> list[str]:
 @pytest.mark.slow
 def test_a_run_compiles_twice_without_breaks_whatever_its_form_and_depth_and_evaluations_never():
     assert lines(COUNT, *FORMS, *MIXED) == [f"{form} 2 0" for form in (*FORMS, *MIXED)]
+
+
+@pytest.mark.slow
+def test_model_and_loss_are_one_graph_for_those_who_compile_them_whole():
+    forms = ["sdpa+gate", "index"]
+    assert lines(WHOLE, *forms) == [f"{form} True True" for form in forms]

@@ -53,9 +53,9 @@ class AttentionContext:
         """Return a context in which layers may add to an auxiliary loss.
 
         It requires a gradient from the start, as it does after the first layer: otherwise torch would compile the first
-        block's graph a second time.
+        block's graph a second time. In one graph of the whole model, which cannot make such a tensor, it need not.
         """
-        return cls(loss=torch.zeros((), device=device, requires_grad=True))
+        return cls(loss=torch.zeros((), device=device, requires_grad=not torch.compiler.is_compiling()))
 
     @property
     def past(self) -> int:
