@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Container
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -27,7 +27,6 @@ from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
 from model.gpt import GPT
-from model.layers import Linear
 from model.rope import Rope
 from model.size import count_weights, without_weights
 from model.weights import check_weights, load_weights, plain_weights, save_file
@@ -615,9 +614,18 @@ def _parts(name: str, model: GPT) -> dict[str, int]:
         theirs = theirs.replace(word, their_word)
     for joined, parts in JOINED.items():
         if joined in theirs:
-            linear = cast(Linear, model.get_submodule(name.rpartition(".")[0]))
-            return {theirs.replace(joined, part): rows for part, rows in zip(parts, linear.parts, strict=True)}
+            rows = _joined_rows(joined, model)
+            return {theirs.replace(joined, part): n for part, n in zip(parts, rows, strict=True)}
     return {theirs: len(model.get_parameter(name))}
+
+
+def _joined_rows(joined: str, model: GPT) -> tuple[int, ...]:
+    """Return the numbers of rows that one of JOINED joins; a plain nn.Linear in its place does not say them."""
+    if joined == "gate_up_proj":
+        return (model.config.inner,) * 2
+    attention = model.attentions[0]  # _obstacles() refuses layers with others
+    D = attention.head_dim
+    return attention.query_heads * D, attention.kv_heads * D, attention.kv_heads * D
 
 
 def _change_layout(

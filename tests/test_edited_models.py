@@ -99,6 +99,30 @@ def test_windows_are_written_as_the_layers_have_them(tmp_path):
         to_huggingface(model, tmp_path / "others")
 
 
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_heads_that_were_cut_out_are_gone_also_in_the_folder(kv_heads, tmp_path):
+    """torch's own linear layers without the rows of some heads, against columns of zeros in o_proj."""
+    model, tokens = random_gpt(n_kv_head=kv_heads), torch.randint(61, (2, 12))
+    ablated = copy.deepcopy(model)
+    kept = [2, 3] if kv_heads == 2 else [0, 2, 3]  # with groups the first group goes
+    keys = [1] if kv_heads == 2 else kept
+    for attention, whole in zip(model.attentions, ablated.attentions, strict=True):
+        for head in {*range(4)} - {*kept}:
+            whole.o_proj.weight.data[:, head * 8 : head * 8 + 8] = 0
+        first = [*kept, *(4 + head for head in keys), *(4 + kv_heads + head for head in keys)]
+        rows = [8 * head + channel for head in first for channel in range(8)]
+        qkv, out = nn.Linear(32, len(rows), bias=False), nn.Linear(8 * len(kept), 32, bias=False)
+        qkv.weight.data = attention.qkv_proj.weight.data[rows]
+        out.weight.data = attention.o_proj.weight.data[:, rows[: 8 * len(kept)]]
+        attention.qkv_proj, attention.o_proj = qkv, out
+        attention.n_head = attention.query_heads = len(kept)
+        attention.kv_heads = len(keys)
+    close(model(tokens), ablated(tokens))
+    model.config.n_head, model.config.n_kv_head, model.config.head_size = len(kept), len(keys), 8
+    to_huggingface(model, tmp_path / "theirs")
+    close(from_huggingface(str(tmp_path / "theirs"))(tokens), ablated(tokens))
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_tied_head_stays_tied_when_weights_are_assigned(inside):
     """Also in a module of somebody else's; one step moves both."""
