@@ -216,25 +216,28 @@ class GPT(nn.Module):
         if self.config.ngrams:
             x = x + self.ngrams(tokens, ctx)
         if self.config.position == "learned":
-            x = x + self.embed_positions(T, ctx)
+            x = x + self.embed_positions(tokens, ctx)
 
         # Layers with rotary positions find their angles in the context.
         ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
         return self.dropout(x), ctx
 
-    def embed_positions(self, T: int, ctx: AttentionContext) -> Float[Tensor, "*#B T C"]:
-        """Return the learned embeddings of the positions of T new tokens.
+    def embed_positions(self, tokens: Tokens, ctx: AttentionContext) -> Float[Tensor, "*#B T C"]:
+        """Return the learned embeddings of the positions of new tokens.
 
         Positions count from the start of each document. Raises ValueError for more than block_size.
         """
+        B, T = tokens.shape
         end = ctx.past + T
         most = self.config.block_size
         if end > most:
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
-        places = torch.arange(ctx.past, end, device=self.device)  # (T,)
-        if ctx.doc_starts is not None:
-            places = ctx.places().clamp(min=0)  # (B, T); padding, left of a document, is before 0
-        return self.position_embedding(places)
+        if ctx.doc_starts is None:
+            # A row for each text: a hook, such as Opacus's, may take the first axis for the texts.
+            places = torch.arange(ctx.past, end, device=tokens.device).expand(B, -1)
+        else:
+            places = ctx.places().clamp(min=0)  # padding, left of a document, is before 0
+        return self.position_embedding(places)  # (B, T) -> (B, T, C)
 
     def logits(self, x: Float[Tensor, "*lead C"]) -> Float[Tensor, "*lead V"]:
         """Return the logits of the residual stream x, squashed into ±logit_softcap if that is set."""

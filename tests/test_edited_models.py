@@ -123,6 +123,18 @@ def test_heads_that_were_cut_out_are_gone_also_in_the_folder(kv_heads, tmp_path)
     close(from_huggingface(str(tmp_path / "theirs"))(tokens), ablated(tokens))
 
 
+def test_a_module_around_learned_positions_gets_those_of_each_text():
+    """What computes gradients of each sample, as Opacus, reads the first axis as the samples."""
+    model = random_gpt(position="learned")
+    shapes = []
+    model.position_embedding.register_forward_hook(lambda module, arguments, result: shapes.append(result.shape[:2]))
+    model(torch.randint(61, (3, 7)))
+    cache = KVCache(7)
+    for _ in range(2):
+        model(torch.randint(61, (3, 2)), cache=cache)
+    assert shapes == [(3, 7), (3, 2), (3, 2)]
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_tied_head_stays_tied_when_weights_are_assigned(inside):
     """Also in a module of somebody else's; one step moves both."""
