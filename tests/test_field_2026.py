@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from conftest import close, layer, random_gpt, some
 
 from common.errors import SettingsError
-from model.attention import MODIFIERS, AttentionContext, make_attention
+from model.attention import FORMS, MODIFIERS, AttentionContext, make_attention
 from model.attention.check import CHECKS, make_layer
 from model.attention.choice import indexed_keys
 from model.attention.contract import of_weighting
+from model.attention.masks import causal_mask
 from model.attention.weighting import Blockwise
 from model.cache import KVCache
 from model.config import AttentionConfig, GPTConfig
@@ -63,6 +64,19 @@ def test_stick_breaks_off_a_share_of_what_the_keys_between_have_left():
     assert (stick.weights(x).sum(-1) < 1).all() and not stick(x)[:, 0].any()  # the first has nobody to attend to
     swapped = stick(x[:, [1, 0, *range(2, T)]])
     assert not torch.allclose(swapped[:, -1], stick(x)[:, -1])  # it knows order without positions
+
+
+def test_stick_refuses_a_call_that_is_not_causal_and_others_read_keys_of_another_length():
+    """A padding mask says which keys count; padding changes nothing."""
+    q, k, v = torch.randn(2, 4, 7, 8), torch.randn(2, 4, 10, 8), torch.randn(2, 4, 10, 8)
+    keys = (torch.arange(10) < 6)[None, None, None]
+    for form in ("sdpa", "softmax1", "sigmoid", "sparsemax", "loop"):
+        close(FORMS[form](q, k, v, mask=keys), FORMS[form](q, k[:, :, :6], v[:, :, :6]))
+    with pytest.raises(
+        ValueError, match="is_causal=False means nothing under stick, .*: pass is_causal=True or a mask"
+    ):
+        FORMS["stick"](q, k, v)
+    close(FORMS["stick"](q, k, v, mask=causal_mask(7, 10)), FORMS["stick"](q, k, v, is_causal=True))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

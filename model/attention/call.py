@@ -131,6 +131,9 @@ def contradiction(call: Call) -> str | None:
     """Return why no code computes a call, whose fields mean nothing together; None if they do."""
     if call.sink is not None and call.weighting.no_sink is not None:
         return f"a sink means nothing under {call.weighting.name}: {call.weighting.no_sink}."
+    if call.weighting.is_causal and not call.is_causal and call.mask is None:
+        problem = f"is_causal=False means nothing under {call.weighting.name}, which reads earlier keys alone"
+        return f"{problem}: pass is_causal=True or a mask."
     if call.window is not None and not call.is_causal:
         return "a window ends at a query's own key: leave out window, or is_causal=False."
     if call.faded is not None and not call.is_causal:

@@ -38,6 +38,8 @@ class Weighting:
 
     A person's weighting may. Stick counts them too, and needs no flag: it takes no sink.
     """
+    is_causal: ClassVar[bool] = False
+    """Whether a query sees the keys before it alone, whatever a call says."""
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
     """The same weights in chunked.py's way, for long texts; None if there are none."""
 
@@ -392,11 +394,13 @@ class Stick(Weighting):
     """Stick-breaking: each key takes a share σ(score) of the weight that later keys leave.
 
     (Tan et al. 2025.) The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query; the query's own
-    key takes none. The nearest key comes first, which tells the order without positions. The rest goes to no key.
+    key takes none. The nearest key comes first, which tells the order without positions. The rest goes to no key. Later
+    keys get nothing, also where a mask shows them: it means nothing for the keys of another sequence.
     """
 
     name = "stick"
     no_sink = "a share that no key takes goes nowhere already"
+    is_causal = True
 
     def weights(self, scores: Scores) -> Scores:
         T, S = scores.shape[-2:]
