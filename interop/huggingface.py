@@ -220,6 +220,7 @@ LACKING |= {
     "nanochat": "norms without weights",
     "olmo": "norms without weights",
 }
+BIASES = ("bias", "qkv_bias")
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 # {rope_type: its other parameters}, with the only values that model/rope.py computes.
@@ -251,7 +252,10 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
     wanted = {field.name: field.default for field in fields(GPTConfig) if field.name not in free}
     if model_type == "gpt2":
         wanted["mlp"] = config.mlp if config.mlp in GPT2_ACTIVATIONS else "gelu_tanh"
-    found = [name for name, value in (wanted | TARGETS[model_type].settings).items() if getattr(config, name) != value]
+    wanted |= TARGETS[model_type].settings
+    if model_type == "gpt2":
+        wanted = {name: value for name, value in wanted.items() if name not in BIASES}  # zeros are written for none
+    found = [name for name, value in wanted.items() if getattr(config, name) != value]
     # Compare the settings that depend on the layers and heads.
     layers = [config.at(layer) for layer in range(config.n_layer)]
     foreign = {layer.form for layer in layers} - {*SOFTMAX, "single_head", "stacked"}
@@ -321,6 +325,11 @@ def to_huggingface(
         parts = _parts(name, model)
         for theirs, part in zip(parts, tensor.split([*parts.values()]), strict=True):
             weights[theirs] = _change_layout(theirs, part, model).to("cpu", dtype).contiguous()
+    if model_type == "gpt2":
+        # GPT-2 has a bias in each linear layer and norm: zeros stand for none.
+        for name, tensor in [*weights.items()]:
+            if name.endswith(".weight") and (".h." in name or ".ln_f" in name):
+                weights.setdefault(f"{name[:-6]}bias", torch.zeros(tensor.shape[-1], dtype=dtype))
 
     # Write both. config.json has no padding id: with it, transformers would never train the embedding of that id.
     folder.mkdir(parents=True, exist_ok=True)

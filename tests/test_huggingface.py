@@ -179,7 +179,7 @@ def test_every_preset_can_be_exported(preset, tmp_path):
         ({"norm_eps": 1e-5}, "norm_eps=1e-05", "tiny"),
         (LLAMA | {"qkv_bias": True, "bias": True}, "bias=True", "llama"),
         (LLAMA | {"rope_scaling": "llama3", "rope_scaling_factor": 3.0}, "rope_trained_length=5.33", "llama"),
-        (GPT2 | {"bias": False}, "bias=False", "gpt2"),
+        (GPT2 | {"norm": "rmsnorm"}, "norm=rmsnorm", "gpt2"),
         (GPT2 | {"n_kv_head": 2}, "n_kv_head=2", "gpt2"),
         (GPT2 | {"head_size": 16}, "head_size=16", "gpt2"),
         (LLAMA | {"attention": "single_head/sdpa"}, "attention=single_head/sdpa", "llama"),  # F5
@@ -192,6 +192,18 @@ def test_what_they_cannot_express_names_the_setting_and_a_preset_that_can(settin
         to_huggingface(random_gpt(**settings), tmp_path / "out")
     assert f", but has no {obstacle}" in str(refused.value) or f", {obstacle}" in str(refused.value)
     assert f"model={preset} can be exported" in str(refused.value) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("bias", "qkv_bias"), [(False, False), (True, False), (False, True)])
+def test_a_gpt_2_without_biases_has_zeros_in_their_place_there(bias, qkv_bias, tmp_path):
+    """As nanoGPT trains them; in half precision too."""
+    gpt, tokens = random_gpt(**GPT2 | {"bias": bias, "qkv_bias": qkv_bias}), torch.randint(61, (2, 12))
+    to_huggingface(gpt, tmp_path)
+    close(from_huggingface(str(tmp_path))(tokens), gpt(tokens))
+    theirs = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    close(theirs(tokens).logits, gpt(tokens))
+    to_huggingface(gpt, tmp_path, dtype=torch.bfloat16)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
 
 
 def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
