@@ -190,6 +190,11 @@ def typed_default(field: Field) -> str:
 
 def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
     """Return the error for a name that is not among `names`, with the nearest of them."""
+    # A command that reads a checkpoint takes its model as it is.
+    meant = ALIASES.get(name.lower(), name)
+    if meant.startswith("model.") and not any(known.startswith("model") for known in names):
+        remedy = "the checkpoint has those of its model; docs/library.md changes one, such as block_size or rope_theta"
+        return SettingsError(f"there is no setting {name}", remedy)
     # Another trainer may call it so, perhaps in another group.
     for word in (name, name.rpartition(".")[2]):
         ours, _, difference = ALIASES.get(word.lower().replace("-", "_"), "").partition(": ")
@@ -199,9 +204,9 @@ def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
                 f"there is no setting {name}", f"here it is {known}{difference and f' ({difference})'}"
             )
     # It may be typed without its group, or misspelt; or it is a group's.
-    meant = {known.rpartition(".")[2]: known for known in names} | {known: known for known in names}
+    full = {known.rpartition(".")[2]: known for known in names} | {known: known for known in names}
     words = (name, name.rpartition(".")[2])
-    similar = [meant[match] for word in words for match in difflib.get_close_matches(word, meant, n=2, cutoff=0.75)]
+    similar = [full[match] for word in words for match in difflib.get_close_matches(word, full, n=2, cutoff=0.75)]
     near = [known for known in names if known.startswith(f"{name}.")] or similar
     remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help all lists them"
     return SettingsError(f"there is no setting {name}", remedy)

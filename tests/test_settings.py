@@ -385,6 +385,18 @@ def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_h
     assert served == {*ALIASES}
 
 
+@pytest.mark.parametrize(
+    "typed", ["model.rope_theta", "model.block_size", "context_length", "model.rope_scaling", "n_heads"]
+)
+def test_a_setting_of_the_model_is_the_checkpoints_where_one_is_read(typed):
+    for script in ("sample.py", "eval.py", "export.py"):
+        names = [name for name, *_ in settings_in(SCHEMAS[script])]
+        said = str(unknown_setting(typed, names))
+        assert said.startswith(f"there is no setting {typed}: the checkpoint has those of its model; docs/library.md")
+    names = [name for name, *_ in settings_in(SCHEMAS["train.py"])]
+    assert "checkpoint" not in str(unknown_setting("model.rope_thetas", names))
+
+
 @pytest.mark.parametrize("typed", some(TYPED, 3))
 def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
     sentence = mistake(*typed.split())
