@@ -50,7 +50,7 @@ def for_each_layer(
     function: Callable[[Weights], Result],
     doc_starts: DocStarts = None,
 ) -> list[Result]:
-    """Return `function` of each layer's attention weights, without dropout.
+    """Return `function` of each layer's attention weights, without dropout and gradient.
 
     A form with one head has H = 1. One layer's weights are in memory at a time. The model's mode stays as it was.
     """
