@@ -629,7 +629,10 @@ def _parts(name: str, model: GPT) -> dict[str, int]:
 
 
 def _joined_rows(joined: str, model: GPT) -> tuple[int, ...]:
-    """Return the numbers of rows that one of JOINED joins; a plain nn.Linear in its place does not say them."""
+    """Return the numbers of rows that one of JOINED joins.
+
+    A plain nn.Linear in its place does not say them.
+    """
     if joined == "gate_up_proj":
         return (model.config.inner,) * 2
     attention = model.attentions[0]  # _obstacles() refuses layers with others
