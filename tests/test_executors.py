@@ -126,11 +126,13 @@ def definition(call: Call) -> torch.Tensor:
     seen = seen.expand(B, H, T, S)
 
     # Scores.
-    products = torch.einsum("bhtd,bhsd->bhtsd", q, k)
-    if call.faded is not None:
+    if call.faded is None:
+        products = q @ k.mT
+    else:
         total = call.faded.double().repeat_interleave(H // call.faded.shape[1], 1)
-        products = products * (total[:, :, S - T :, None] - total[:, :, None]).clamp(max=0).exp()
-    scores = products.sum(-1) * (call.scale or 1 / math.sqrt(q.shape[-1]))
+        kept = (total[:, :, S - T :, None] - total[:, :, None]).clamp(max=0).exp()
+        products = torch.einsum("bhtd,bhsd,bhtsd->bhts", q, k, kept)
+    scores = products * (call.scale or 1 / math.sqrt(q.shape[-1]))
     name = call.weighting.name
     if name == "softcap":
         scores = CAP * torch.tanh(scores / CAP)
@@ -191,12 +193,9 @@ def chosen_blocks(scores, seen):
     number = (key - first).clamp(min=0) // BLOCK  # of each key's block, from the first key that the query sees
     own = (last - first) // BLOCK
     count = int(number.max()) + 1
-    means = []
-    for block in range(count):
-        inside = seen & (number == block)
-        mean = torch.where(inside, scores, 0).sum(-1) / inside.sum(-1)
-        means.append(mean.nan_to_num(nan=-math.inf))
-    means = torch.stack(means, -1)
+    nothing = scores.new_zeros(*scores.shape[:-1], count)
+    sums = nothing.scatter_add(-1, number, scores.masked_fill(~seen, 0))
+    means = (sums / nothing.scatter_add(-1, number, seen.to(scores.dtype))).nan_to_num(nan=-math.inf)
     earlier = means.masked_fill(torch.arange(count) >= own, -math.inf)
     rank = earlier.argsort(-1, descending=True).argsort(-1)
     chosen = ((rank < BEST) & (earlier > -math.inf)) | (torch.arange(count) == own)
@@ -204,16 +203,15 @@ def chosen_blocks(scores, seen):
 
 
 def on_simplex(scores):
-    """max(0, score - τ), with τ by bisection, then by the keys above it."""
-    low = scores.detach().amax(-1, keepdim=True).clamp(min=-1e30) - 1
-    high = low + 1
-    for _ in range(60):
-        middle = (low + high) / 2
-        above = (scores.detach() - middle).clamp(min=0).sum(-1, keepdim=True) > 1
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-    inside = scores > high
-    total = torch.where(inside, scores, 0).sum(-1, keepdim=True)
-    return torch.where(inside, scores - (total - 1) / inside.sum(-1, keepdim=True).clamp(min=1), 0)
+    """max(0, score - τ), with τ raised until the keys above it have one share to give (Michelot 1986)."""
+    inside = scores.detach() > -math.inf
+    while True:
+        total = torch.where(inside, scores, 0).sum(-1, keepdim=True)
+        threshold = (total - 1) / inside.sum(-1, keepdim=True).clamp(min=1)
+        above = inside & (scores > threshold).detach()
+        if above.equal(inside):
+            return torch.where(inside, scores - threshold, 0)
+        inside = above
 
 
 def able(call):
