@@ -253,8 +253,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 def start_torchrun(folder: Path, text: Path, *overrides: str, script: Path = ROOT / "train.py") -> subprocess.Popen:
     settings = f"""data.path={text} data.cache_dir={folder}/cache tokenizer=byte model.n_layer=1 model.n_embd=32
-        model.block_size=16 sample_tokens=0 device=cpu log_interval=1 max_steps=1000000 eval_interval=1000000
-        checkpoint_interval=20 run_dir=run"""
+        model.block_size=16 sample_tokens=0 device=cpu compile=off log_interval=1 max_steps=1000000
+        eval_interval=1000000 checkpoint_interval=20 run_dir=run"""
     command = [*TORCHRUN, str(script), *settings.split(), *overrides]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

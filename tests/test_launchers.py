@@ -81,7 +81,7 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
 @pytest.mark.slow
 def test_a_stopped_sweep_saves_its_job_and_goes_on_with_it(tmp_path):
     asked = ["-m", "seed=1,2,3", "hydra.sweep.dir=here", "log_interval=1"]
-    asked += tiny(tmp_path, max_steps=10**6, checkpoint_interval=10**6, eval_interval=10**6)
+    asked += tiny(tmp_path, max_steps=10**6, compile="off", checkpoint_interval=10**6, eval_interval=10**6)
     stopped_at = 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         with started(command(*asked), cwd=tmp_path, text=True, process_group=0) as process:
@@ -104,7 +104,8 @@ def test_a_stopped_sweep_saves_its_job_and_goes_on_with_it(tmp_path):
 @needs_joblib
 def test_a_stopped_sweep_of_parallel_jobs_goes_on_with_their_last_checkpoints(tmp_path):
     asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2,3,4", "hydra.sweep.dir=here"]
-    asked += tiny(tmp_path, max_steps=10**6, checkpoint_interval=10, eval_interval=10**6, log_interval=1)
+    long = dict(max_steps=10**6, compile="off", checkpoint_interval=10, eval_interval=10**6, log_interval=1)
+    asked += tiny(tmp_path, **long)
     for number in (signal.SIGINT, signal.SIGTERM):
         with started(command(*asked), cwd=tmp_path, text=True, process_group=0) as process:
             for job in range(2):
