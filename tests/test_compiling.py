@@ -8,7 +8,7 @@ import pytest
 
 from model.attention import FORMS
 
-# A run whose model, or loss, is compiled by a compiler that counts, or fails as told.
+# Runs whose model, or loss, is compiled by a compiler that counts, or fails as told.
 RUN = """
 import logging, sys
 from pathlib import Path
@@ -24,7 +24,7 @@ from pages.report import Report
 from train import train
 from training.config import TrainConfig
 
-folder, compile, failing, attention = sys.argv[1:]
+folder, *cases = sys.argv[1:]
 Path(folder, "text.txt").write_text("the cat sat on the mat. " * 500)
 Report.draw = lambda self: None
 torch.cuda.manual_seed_all = lambda seed: None
@@ -53,16 +53,22 @@ training.start.choose_compile = lambda *_: compile != "loss"
 training.start.choose_compiled_loss = lambda *_: compile == "loss"
 logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
 logging.root.handlers[0].setLevel("WARNING")
-try:
-    loss = train(TrainConfig(
-        model=GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, attention=attention, zero_init=False),
-        data=DataConfig(path=f"{folder}/text.txt", cache_dir=f"{folder}/cache"), tokenizer=TokenizerConfig(name="byte"),
-        run_dir=f"{folder}/{compile}-{failing}-{attention}", device="cpu", precision="fp32", batch_size=4, max_steps=4,
-        eval_interval=2, compile="auto" if compile == "loss" else compile, sample_tokens=4,
-    ))
-    print("frames", counter.frame_count, f"{loss:.4f}")
-except SettingsError as error:
-    print(error)
+for case in cases:
+    print("CASE")
+    compile, failing, attention = case.split(",")
+    torch._dynamo.reset()
+    counter.frame_count = 0
+    try:
+        loss = train(TrainConfig(
+            model=GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, attention=attention, zero_init=False),
+            data=DataConfig(path=f"{folder}/text.txt", cache_dir=f"{folder}/cache"),
+            tokenizer=TokenizerConfig(name="byte"), run_dir=f"{folder}/{compile}-{failing}-{attention}",
+            device="cpu", precision="fp32", batch_size=4, max_steps=4, eval_interval=2,
+            compile="auto" if compile == "loss" else compile, sample_tokens=4,
+        ))
+        print("frames", counter.frame_count, f"{loss:.4f}")
+    except SettingsError as error:
+        print(error)
 """
 # The loss in one graph, and the furthest that it and its gradients are from those of the logits.
 WHOLE = """
@@ -124,28 +130,38 @@ for form in sys.argv[1:]:
 """
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, list[str]]:
+    """What runs in one process have said, by their setting of compile, how the compiler fails, and their attention."""
+    cases = ["on,,sdpa", "loss,,sdpa", "on,,reading"]
+    cases += [f"{compile},{failing},sdpa" for failing in ("compiler", "kernel") for compile in ("auto", "loss", "on")]
+    begun, *said = "\n".join(lines(RUN, str(tmp_path_factory.mktemp("runs")), *cases)).split("CASE")
+    assert not begun
+    return {case: each.strip().splitlines() for case, each in zip(cases, said, strict=True)}
+
+
 @pytest.mark.slow
-def test_a_run_compiles_model_and_loss_before_its_first_step_and_nothing_else(tmp_path):
-    both, loss = (lines(RUN, str(tmp_path), way, "", "sdpa")[-1].split() for way in ("on", "loss"))
+def test_a_run_compiles_model_and_loss_before_its_first_step_and_nothing_else(runs):
+    both, loss = runs["on,,sdpa"][-1].split(), runs["loss,,sdpa"][-1].split()
     assert both[:2] == ["frames", "2"] and loss[:2] == ["frames", "1"] and both[2] == loss[2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", ["compiler", "kernel"])
-def test_a_compiler_that_fails_in_the_real_model_is_told_and_the_run_goes_on_unless_compile_is_on(tmp_path, failing):
+def test_a_compiler_that_fails_in_the_real_model_is_told_and_the_run_goes_on_unless_compile_is_on(runs, failing):
     expected = "torch cannot compile attention=sdpa here"
-    told, *_, last = lines(RUN, str(tmp_path), "auto", failing, "sdpa")
+    told, *_, last = runs[f"auto,{failing},sdpa"]
     assert told.startswith(f"WARNING {expected}") and told.endswith("training goes on uncompiled, which is slower.")
     assert last.startswith("frames 0 ")
-    told, *_, last = lines(RUN, str(tmp_path), "loss", failing, "sdpa")
+    told, *_, last = runs[f"loss,{failing},sdpa"]
     assert told.startswith(f"WARNING {expected}") and last.startswith("frames 0 ")
-    (sentence,) = lines(RUN, str(tmp_path), "on", failing, "sdpa")
+    (sentence,) = runs[f"on,{failing},sdpa"]
     assert sentence.startswith(f"compile=on: {expected}") and sentence.endswith("): set compile=off.")
 
 
 @pytest.mark.slow
-def test_a_part_of_the_model_that_torch_leaves_uncompiled_is_told(tmp_path):
-    told, *_, last = lines(RUN, str(tmp_path), "on", "", "reading")
+def test_a_part_of_the_model_that_torch_leaves_uncompiled_is_told(runs):
+    told, *_, last = runs["on,,reading"]
     assert told.startswith("WARNING torch leaves a part of the model uncompiled, which is slower: ")
     assert last.startswith("frames ")
 
