@@ -96,7 +96,8 @@ def packages_of(version: str, tmp_path: Path) -> dict[str, str]:
         pytest.importorskip("transformers")
         return dict(os.environ)
     target = tmp_path / "packages"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target), f"transformers=={version}"]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(target)]
+    install.append(f"transformers=={version}")
     done = subprocess.run(install, capture_output=True, text=True)
     if not (target / "transformers").exists():
         pytest.skip(f"transformers {version} cannot be installed here: {done.stderr.strip().splitlines()[-1:]}")
