@@ -370,6 +370,7 @@ WAIT = """
 """
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_again(tmp_path):
     model, page = random_gpt(vocab_size=257), tmp_path / "demo.html"

@@ -531,6 +531,7 @@ def test_on_paper_every_page_is_light_whatever_the_theme(every_page):
         assert len(light) > 1 and light == dark
 
 
+@pytest.mark.slow
 @needs_browser
 def test_nothing_is_lost_on_any_paper(every_page):
     """Chromium counts the sheets before charts that are drawn again have their heights."""
@@ -546,6 +547,7 @@ FORBIDDEN = """<script>Object.defineProperty(window, "sessionStorage", {get() {
 }});</script>"""
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_page_is_drawn_where_a_sandbox_forbids_storage(train_config, sweep):
     train(train_config)

@@ -20,7 +20,7 @@ from typing import NoReturn
 import pytest
 import safetensors.torch
 import torch
-from conftest import run_here, started
+from conftest import run_here, some, started
 from test_checkpoint import forge, forge_file
 
 import train as train_module
@@ -118,7 +118,7 @@ def config(train_config: TrainConfig) -> TrainConfig:
 # The same bits
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])  # test_faults.py kills runs of more settings
+@pytest.mark.parametrize("precision", some(["fp32", "fp16"], 2))  # test_faults.py kills runs of more settings
 def test_a_stopped_and_crashed_run_ends_as_the_uninterrupted_one_to_the_bit(config, tmp_path, monkeypatch, precision):
     config = replace(config, precision=precision, optimizer=OptimizerConfig(lr=0.01, weight_decay=0.1))
     best = train(config)

@@ -129,16 +129,17 @@ def test_seeds_share_a_row_with_their_mean_and_deviation_and_have_lines_of_their
 
 
 REPEATED = [
-    # The overrides of two jobs, their seed apart; a value by its default, by another spelling, by another name.
-    (["optimizer.lr=0.01"], ["optimizer.lr=1e-2"]),
+    # The overrides of two jobs, their seed apart: values by another spelling, by another name and by a reference; and
+    # one by its default.
+    (
+        ["optimizer.lr=0.01", "attention=sdpa", "max_steps=2", "log_interval=${max_steps}"],
+        ["optimizer.lr=1e-2", "model.attention=sdpa", "max_steps=2.0", "log_interval=2"],
+    ),
     (["optimizer.lr=0.02"], []),
-    (["attention=sdpa"], ["model.attention=sdpa"]),
-    (["max_steps=2"], ["max_steps=2.0"]),
-    (["log_interval=${max_steps}"], ["log_interval=2"]),
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), some(REPEATED, 5), ids=str)
+@pytest.mark.parametrize(("one", "other"), some(REPEATED, 2), ids=("other spellings", "a default"))
 def test_a_run_that_is_there_twice_counts_once_in_tables_pages_and_comparisons(one, other, tmp_path):
     """As in folders of earlier versions, which ran both."""
     shared = tiny(tmp_path, max_steps=2)
@@ -246,7 +247,8 @@ def odd_values(tmp_path_factory) -> Path:
 PROMPT = "don,t \"stop\": 'x'\n\\ é"
 
 
-@pytest.mark.parametrize("library", some(READERS, 3))
+@pytest.mark.slow
+@pytest.mark.parametrize("library", READERS)
 def test_programs_read_the_values_of_config_yaml_from_the_table(library, odd_values):
     rows = READERS[library](pytest.importorskip(library), odd_values / "leaderboard.csv")
     read = {row["job"]: row for row in rows}
@@ -264,6 +266,7 @@ def test_programs_read_the_values_of_config_yaml_from_the_table(library, odd_val
     assert all(len(values) > 1 for values in changed.values()), changed
 
 
+@pytest.mark.slow
 def test_a_program_counts_missing_values_as_a_group_of_their_own(odd_values):
     """As docs/sweeps.md has it."""
     pandas = pytest.importorskip("pandas")
@@ -541,6 +544,7 @@ def test_a_runs_folder_is_refused_as_a_sweeps(tmp_path):
     assert said == "error: hydra.sweep.dir=run is a run's folder: name a sweep's, or a new one.\n"
 
 
+@pytest.mark.slow
 def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"n_embd={config.model.n_embd}")
     asked = ("dry_run=true", "model.n_embd=32,36", "model.n_head=2,8")
