@@ -25,6 +25,13 @@ from common.text import StreamFormatter, visible
 OURS = (None, errno.ENOENT, errno.EEXIST, errno.EBADF, errno.EINVAL)
 
 
+def answer_help(text: str | None) -> None:
+    """Print a command's docstring and end the process, if the command line asks for --help."""
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        print((text or "").strip())
+        raise SystemExit(0)
+
+
 @contextmanager
 def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda error: None) -> Iterator[None]:
     """End the process with status 1 and one sentence if the body raises a person's mistake.

@@ -308,16 +308,24 @@ class Split:
         is_enough = free.sum() >= 2 * wanted
         self.longest = copies.max() / max(1, copies.sum()) if is_enough and fraction else 0.0
         """The share of the text of one document and its copies, if whole documents are held out: that one is not."""
+        barred = (copies > 0) & (free == 0)
+        others = free > 0
+        is_unlike = is_enough and barred.any() and others.any() and copies[barred].mean() > 10 * copies[others].mean()
+        self.unlike = copies[barred].sum() / copies.sum() if is_unlike and fraction else 0.0
+        """The share of the text of documents that are never held out and are of another kind: ten times as long."""
         self.held_out = is_enough & (free > 0) & (free.cumsum() - free < wanted)
         lengths = () if is_enough else _hashes(self.documents())
         self.kept = [length - int(length * fraction) for _, length in lengths]
 
     def unheld_text(self) -> str:
-        """Return the words on a document that is most of the text and never held out, if any."""
-        if self.longest <= 0.5:
-            return ""
-        share = f"{self.longest:.0%} of it is one document, of which nothing is held out"
-        return f"; {share}: divide it, or set data.val_path"
+        """Return the words on what is never held out, if it is one large document or another kind."""
+        if self.longest > 0.5:
+            share = f"{self.longest:.0%} of it is one document, of which nothing is held out"
+            return f"; {share}: divide it, or set data.val_path"
+        if self.unlike > 0.2:
+            share = f"{self.unlike:.0%} of it is in documents too long to be held out beside the short ones"
+            return f"; {share}: hold some out by data.val_path"
+        return ""
 
     def documents(self) -> Iterable[Iterable[str]]:
         """Return the documents of the whole text, from memory if it is small."""

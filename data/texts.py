@@ -208,7 +208,12 @@ class Source:
         if format == "text":
             if damage:
                 self._note_replaced(damage.broken, f"{file} {damage.place}")
-            yield from self._divided(self._blocks(file))
+            has_text = False
+            for document in self._divided(self._blocks(file)):
+                has_text = True
+                yield document
+            if not has_text:
+                self._note("Files without text", 1, file)
         else:
             yield from self._texts_of(records_of(file, format, self.config.text_field), format)
 
@@ -255,6 +260,8 @@ class Source:
             if text is None or text != text:  # NaN, as pandas has it
                 self._note(f"Records left out whose {field} is null", 1, where)
             elif isinstance(text, str):
+                if not text.strip():
+                    self._note(f"Records without text in {field}", 1, where)
                 text, replaced = replace_surrogates(text)
                 if replaced:
                     self._note_replaced(replaced, where)
@@ -308,9 +315,15 @@ class Source:
     def refuse_idle_field(self) -> None:
         """Raise DataError if a field was asked for, and there are files without records alone."""
         field = self.config.text_field
-        if field != DataConfig.text_field and self.config.source == "files" and {*self.formats.values()} == {"text"}:
-            problem = f"data.text_field={field} names a field of records, and there are none ({self.describe()})"
-            raise DataError(problem, "leave it out, or give JSON lines or a table whose name ends in .jsonl or .csv")
+        if field == DataConfig.text_field or self.config.source != "files" or {*self.formats.values()} != {"text"}:
+            return
+        # Files of records without the field are read as text beside others. That is not what was asked for.
+        for file in self.formats:
+            if self.found[file].fields:
+                problem = f"{file} has no field data.text_field={field}"
+                raise DataError(problem, f"choose one of {', '.join(self.found[file].fields)}")
+        problem = f"data.text_field={field} names a field of records, and there are none ({self.describe()})"
+        raise DataError(problem, "leave it out, or give JSON lines or a table whose name ends in .jsonl or .csv")
 
     def refuse_idle_separator(self) -> None:
         """Raise DataError if a separator was asked for that the text, now read, has nowhere."""

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cli.eval import scoring_params
 from common.errors import SettingsError, first_line
 from common.files import replace_text
-from common.mistakes import mistakes_explained
+from common.mistakes import answer_help, mistakes_explained
 from common.text import seen_from_here, visible
 from data.batches import Batch, sequences_at
 from data.tales import GRAMMAR, WORDS
@@ -635,7 +635,8 @@ def main(*arguments: str) -> None:
 
 if __name__ == "__main__":
     with mistakes_explained():
+        answer_help(__doc__)
         arguments = run_codes(sys.argv[1:])
         if any(argument.startswith("-") or "=" in argument for argument in arguments):
-            raise SettingsError("python docs/apart.py [RUN [TEXT]] is wanted", "a run's folder, a text")
+            raise SettingsError("python docs/apart.py [RUN [TEXT]] is wanted", "a run's folder, a text, or FILE.json …")
         main(*arguments)

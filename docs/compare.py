@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.errors import SettingsError, at_least, positive
 from common.files import replace_text
-from common.mistakes import mistakes_explained
+from common.mistakes import answer_help, mistakes_explained
 from common.text import visible
 from docs.estimates import Estimate, holm, t_quantile
 from docs.law import FAILED, Law, at_best_rate
@@ -347,6 +347,7 @@ def compare(folder: Path) -> str:
 
 if __name__ == "__main__":
     with mistakes_explained():
+        answer_help(__doc__)
         if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
             raise SettingsError("python docs/compare.py FOLDER is wanted", "a folder that -m made under multirun/")
         print(visible(compare(Path(sys.argv[1]))))

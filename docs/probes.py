@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cli.eval import scoring_params
 from common.errors import SettingsError
 from common.files import replace_text
-from common.mistakes import mistakes_explained
+from common.mistakes import answer_help, mistakes_explained
 from common.text import seen_from_here, visible
 from data.batches import document_starts
 from generation.config import EvalConfig, TextConfig
@@ -202,6 +202,7 @@ def main(where: str | None = None, path: str | None = None) -> None:
 
 if __name__ == "__main__":
     with mistakes_explained():
+        answer_help(__doc__)
         arguments = run_codes(sys.argv[1:])
         if len(arguments) > 2 or any(argument.startswith("-") for argument in arguments):
             raise SettingsError("python docs/probes.py [CHECKPOINT [TEXT]] is wanted", "a run's folder, a text")

@@ -34,7 +34,10 @@ class ExportConfig:
         if not self.to:
             raise SettingsError("to= is needed", "give to=FOLDER for Hugging Face, or to=demo.html for a page")
         if self.to.lower().endswith(OTHER_FILES):
-            raise SettingsError(f"to={self.to} is no page and no folder", "give its name the ending .html, or none")
+            remedy = "give its name the ending .html, or none"
+            if self.to.lower().endswith((".onnx", ".gguf")):
+                remedy += "; docs/interop.md has the lines that make an ONNX or GGUF file"
+            raise SettingsError(f"to={self.to} is no page and no folder", remedy)
         if self.checkpoint and self.import_from:
             given = f"checkpoint={self.checkpoint} and import_from={self.import_from}"
             raise SettingsError(f"{given} are both given", "choose one")

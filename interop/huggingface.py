@@ -573,10 +573,10 @@ def _yarn_length(rope: dict[str, Any], factor: float) -> float:
 
 
 def _our_layers(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return our settings for the windows of a Qwen2, Qwen3 or SmolLM3, and for SmolLM3's layers without positions.
+    """Return our settings for the windows and for the layers without positions.
 
-    layer_types name the layers that have a window; without them those from Qwen's max_window_layers on do, or SmolLM3's
-    without positions.
+    Qwen2, Qwen3 and SmolLM3 have windows: layer_types name their layers; without them those from Qwen's
+    max_window_layers on, or SmolLM3's without positions.
     """
     n_layer = build(GPTConfig, {"n_layer": settings["num_hidden_layers"]}).n_layer
     if n_layer > 10_000:
@@ -603,7 +603,10 @@ def _our_layers(settings: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _with_rope(settings: dict[str, Any], n_layer: int, where: str) -> list[bool]:
-    """Return for each layer whether it rotates queries and keys; SmolLM3's no_rope_layers are 0 where it does not."""
+    """Return for each layer whether it rotates queries and keys.
+
+    SmolLM3's no_rope_layers are 0 where it does not.
+    """
     if settings["model_type"] != "smollm3":
         return [True] * n_layer
     rotates = settings.get("no_rope_layers")

@@ -4,6 +4,7 @@ Layers and the trainer call them by name. Figures are from two cores, in float32
 """
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -99,6 +100,15 @@ def is_eager() -> bool:
 
 def is_recorded() -> bool:
     return mode() == "recorded"
+
+
+def is_recorded_for_onnx() -> bool:
+    """Return whether torch.onnx.export records a program."""
+    if not is_recorded():
+        return False
+    # torch.compile's front end, by which torch.onnx.export tries a second time, takes is_in_onnx_export() for False.
+    flags: Any = sys.modules.get("torch.onnx._internal.exporter._flags")
+    return torch.onnx.is_in_onnx_export() or (flags is not None and flags._is_onnx_exporting)
 
 
 def trains_norm(x: Rows, weight: Float[Tensor, " C"]) -> bool:

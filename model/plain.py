@@ -7,7 +7,8 @@ whoever takes a model elsewhere may copy it:
     model = PlainGPT(vocab_size, n_layer=4, n_head=4, n_embd=128)
     model.load_state_dict(safetensors.torch.load_file("outputs/…/checkpoints/step_450/model.safetensors"))
 
-The sizes are those of "model" in the settings of meta.json, beside that file.
+The sizes are those of "model" in the settings of meta.json, beside that file. Compare the other settings there with
+the defaults: one that has no weights, such as a window, loads without a word and is not what was trained.
 
 B texts of T tokens; a token is a vector of C channels, which H heads divide into D = C / H each.
 """

@@ -132,7 +132,7 @@ class Pope(nn.Module):
         first: int = 0,
     ) -> tuple[Float[Tensor, "B H T both"], Float[Tensor, "B Hkv T both"]]:
         """Return queries and keys at the positions first … first+T-1."""
-        return self.of_lengths(q, first), self.of_lengths(k, first, self.phase.clamp(-2 * math.pi, 0))
+        return self.of_lengths(q, first), self.of_lengths(k, first, self.phase.clamp(-2 * math.pi, 0.0))
 
     def of_lengths(
         self,

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 from common.errors import SettingsError
-from common.mistakes import mistakes_explained
+from common.mistakes import answer_help, mistakes_explained
 from common.text import visible
 from sweeps.leaderboard import write_leaderboard
 
 with mistakes_explained():
+    answer_help(__doc__)
     if len(sys.argv) != 2 or sys.argv[1][:1] in ("", "-"):
         raise SettingsError("python -m sweeps FOLDER is wanted", "one with runs in it, as under multirun/")
     folder = Path(sys.argv[1])

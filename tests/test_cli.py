@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -286,3 +287,20 @@ def test_a_script_is_named_as_it_is_started_from_here(tmp_path, monkeypatch):
     assert started_by("sample.py") == "python sample.py"
     monkeypatch.chdir(tmp_path)
     assert started_by("sample.py") == f"python {os.path.relpath(ROOT / 'sample.py')}"
+
+
+@pytest.mark.parametrize(
+    "name", ["docs/compare.py", "docs/probes.py", "docs/apart.py", "sweeps", "model.attention.choose"]
+)
+def test_each_command_beside_the_four_prints_its_docstring_for_help(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    try:
+        if name.endswith(".py"):
+            runpy.run_path(str(ROOT / name), run_name="__main__")
+        else:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as exiting:
+        assert not exiting.code
+    shown = capsys.readouterr()
+    assert f"python {name}" in shown.out or f"python -m {name}" in shown.out
+    assert "error" not in shown.err

@@ -735,3 +735,49 @@ def test_notes_of_a_text_are_in_the_log_of_every_run(tmp_path):
     first, again, other_rank = logs
     assert "Preparing" in first[0] and len(first) == 3 and any("b.png" in line for line in first)
     assert again == first[1:] and other_rank == []
+
+
+@pytest.mark.parametrize("asked", ["notes", "Note"])
+def test_a_field_that_no_table_of_a_mixed_folder_has_is_refused_with_those_it_has(asked, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("a text of its own\n" * 50)
+    (tmp_path / "texts/notes.csv").write_text("date,note\n" + "".join(f"{n},note {n}\n" for n in range(50)))
+    source = Source(DataConfig(source="files", path=str(tmp_path / "texts"), text_field=asked))
+    with pytest.raises(DataError, match=rf"notes.csv has no field data.text_field={asked}: choose one of date, note"):
+        prepare.make_folder(tmp_path / "made", source, TokenizerConfig(name="byte"), lambda line: None)
+
+
+@pytest.mark.parametrize(("length", "told"), [(14_000, True), (2_000, False)])
+def test_long_documents_beside_many_short_ones_are_told_as_never_held_out(length, told, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(20):
+        (tmp_path / f"texts/paper{number}.txt").write_text(f"paper {number} " * (length // 9))
+    for number in range(1_500):
+        (tmp_path / f"texts/{number}.txt").write_text(f"message {number} " * 40)
+    source = Source(DataConfig(source="files", path=str(tmp_path / "texts")))
+    text = prepare.make_folder(tmp_path / "made", source, TokenizerConfig(name="byte"), lambda line: None)
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "texts").iterdir()}
+    papers = sum(size for name, size in sizes.items() if name.startswith("paper"))
+    share = f"{papers / sum(sizes.values()):.0%}"
+    said = (
+        f"; {share} of it is in documents too long to be held out beside the short ones: hold some out by data.val_path"
+    )
+    assert (said in text) == told
+    held = prepare.open_folder(tmp_path / "made", make_tokenizer(TokenizerConfig(name="byte"), []), "", "")[1]
+    assert not told or b"paper" not in bytes(held[held < 256].astype(np.uint8))
+
+
+def test_files_and_records_without_text_are_told(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name, content in {"a.txt": "some text\n" * 90, "b.txt": "", "c.txt": "\f\f \n\f"}.items():
+        (tmp_path / "texts" / name).write_text(content)
+    (tmp_path / "texts/d.jsonl").write_text(
+        '{"text": "some more"}\n{"text": ""}\n{"text": " "}\n' + '{"text": "x y"}\n' * 50
+    )
+    source = Source(DataConfig(source="files", path=str(tmp_path / "texts"), separator=r"\f"))
+    assert len([document for document in source.documents() if "".join(document).strip()]) == 52
+    lines = source.note_lines()
+    assert any(
+        line.startswith("Files without text: 2, first in ") and "b.txt" in line and "c.txt" in line for line in lines
+    )
+    assert any(line.startswith("Records without text in text: 2, first in ") for line in lines)

@@ -260,6 +260,7 @@ WRONG = [
     (EvalConfig, dict(precision="bf17"), "precision=bf17 is not known"),
     (ExportConfig, {}, "to= is needed: give to=FOLDER for Hugging Face, or to=demo.html for a page"),
     (ExportConfig, dict(to="demo.PDF"), "to=demo.PDF is no page and no folder: give its name the ending .html"),
+    (ExportConfig, dict(to="my.onnx"), "or none; docs/interop.md has the lines that make an ONNX or GGUF file"),
     (ExportConfig, dict(to="x", checkpoint="a", import_from="b"), "checkpoint=a and import_from=b are both given"),
 ]
 

@@ -100,7 +100,7 @@ def test_a_folder_is_read_deeply_in_sorted_order_without_hidden_and_binary_files
     raw = "Files of records read as they are (leave out data=text)"
     assert source.notes.pop(raw) == (1, [f"{tmp_path}/e.jsonl (a JSON lines file with text)"])
     left_out = [f"{tmp_path}/{name} (not text but binary)" for name in ("c.bin", "e.bin")]
-    assert source.notes == {LEFT_OUT: (2, left_out)}
+    assert source.notes == {LEFT_OUT: (2, left_out), "Files without text": (1, [f"{tmp_path}/d.txt"])}
 
 
 def test_a_glob_a_file_a_packed_file_and_one_at_home_are_read(tmp_path, monkeypatch):

@@ -157,9 +157,16 @@ def explained(name: str | None) -> Iterator[None]:
 
 
 def run_command(main: Callable[[list[str]], int | None]) -> None:
-    """Run main() on this process's arguments and end it, at a mistake with a sentence."""
+    """Run main() on this process's arguments and end it, at a mistake with a sentence.
+
+    --help prints the docstring of the command.
+    """
     try:
-        status = main(sys.argv[1:])
+        if {"-h", "--help"} & {*sys.argv[1:]}:
+            print((sys.modules["__main__"].__doc__ or "").strip())
+            status = None
+        else:
+            status = main(sys.argv[1:])
         sys.stdout.flush()
     except SettingsError as error:
         sys.exit(f"error: {error}")

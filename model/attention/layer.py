@@ -43,7 +43,7 @@ from model.attention.executors import run_call
 from model.attention.masks import alibi_sum, as_bool
 from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS
 from model.config import AttentionConfig
-from model.cpu import is_recorded
+from model.cpu import is_recorded_for_onnx
 from model.layers import Linear, RMSNorm
 from model.rope import Pope, Rope, rotate
 
@@ -294,7 +294,7 @@ class MultiHeadAttention(nn.Module):
     def check(self, x: Stream, ctx: AttentionContext) -> None:
         """Raise ValueError if the context does not fit x or this layer."""
         B, T, _ = x.shape
-        if not self.has_onnx and is_recorded() and torch.onnx.is_in_onnx_export():
+        if not self.has_onnx and is_recorded_for_onnx():
             # It would lose the guards by which torch.export binds a program to some lengths.
             raise ValueError(f"attention={self.form} cannot be exported to ONNX for texts of every length.")
         if ctx.mask is not None:
