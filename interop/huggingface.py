@@ -309,9 +309,14 @@ def to_huggingface(
     obstacles = {model_type: _obstacles(model, model_type) for model_type in TARGETS}
     model_type = min(obstacles, key=lambda model_type: len(obstacles[model_type]))
     target = TARGETS[model_type]
-    if obstacles[model_type]:
-        problem = f"Hugging Face's {target.name} comes nearest, but has no {', '.join(obstacles[model_type])}"
-        raise HuggingFaceError(problem, f"a model trained with model={target.preset} can be exported")
+    if fewest := len(obstacles[model_type]):
+        lacks = [
+            f"{TARGETS[each].name} has no {' and no '.join(found)}"
+            for each, found in obstacles.items()
+            if len(found) == fewest
+        ]
+        problem = f"no class of Hugging Face has all settings of this model ({'; '.join(dict.fromkeys(lacks))})"
+        raise HuggingFaceError(problem, f"train without those of one class, as with model={target.preset} alone")
 
     # Translate the settings. The separator both begins and ends a document.
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
