@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from unittest import mock
 
@@ -464,3 +465,25 @@ def test_the_lines_for_tensorboard_hand_it_every_finite_number_of_a_run(tmp_path
     entropy = "attention_entropy/layer_0_head_"
     wanted = [("loss", 5.5, 1), ("val_loss", 5.0, 2), (f"{entropy}0", 1.0, 2), (f"{entropy}1", 2.0, 2)]
     assert [call.args for call in writer.add_scalar.mock_calls] == wanted
+
+
+def test_the_tables_of_the_predictions_follow_from_their_losses():
+    """Differences by seed; a paired t-test, whose p has a closed form at two degrees of freedom; Holm's correction."""
+    page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8").partition("## Results of the predictions")[2]
+    losses = defaultdict(dict)
+    for row in csv.DictReader((ROOT / "docs/results/predictions_code.csv").open(encoding="utf-8")):
+        losses[row["n_layer"], row["attention"]][row["seed"]] = float(row["val_bpb"])
+    for layers, table in zip("24", re.findall(r"\| variant.*\n\|---.*\n((?:\|.*\n)+)", page), strict=True):
+        found, shown = [], []
+        for line in table.splitlines():
+            name, difference, interval, p, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+            own, plain = losses[layers, f"attention={name.strip('`')}"], losses[layers, "attention=sdpa"]
+            pairs = [own[seed] - plain[seed] for seed in "234"]
+            mean, error = statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(3)
+            t = mean / error
+            found.append((mean, mean - 4.3027 * error, mean + 4.3027 * error, 1 - abs(t) / math.sqrt(2 + t * t)))
+            shown.append([float(number.replace("−", "-")) for number in (difference, *interval.split(" to "), p)])
+        ranks = sorted(number[3] for number in found)
+        corrected = list(accumulate((min(1, p * (len(ranks) - i)) for i, p in enumerate(ranks)), max))
+        for (*numbers, p), row in zip(found, shown, strict=True):
+            assert row == pytest.approx([*numbers, corrected[ranks.index(p)]], abs=1e-4)
