@@ -88,7 +88,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         optimizer.zero_grad()
 
     The loss is in nats per target, the norm is that before clipping. Both stay on the device: nothing here waits for
-    it. If either is not finite, the step changes nothing.
+    it. If either is not finite, weights and optimizers stay as they are.
     """
     # Forward and backward, one micro-batch after the other: gradients add up.
     step_loss = torch.zeros((), device=run.device)

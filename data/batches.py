@@ -209,7 +209,10 @@ class Dataset(Protocol):
         """Return a step's sequences from `start` to `stop`, always the same ones."""
 
     def validation_batches(self, batch_size: int, max_tokens: int | None = None) -> Iterator[Batch]:
-        """Yield at most `max_tokens` inputs for validation, always the same ones; all if None."""
+        """Yield at most `max_tokens` inputs for validation, or one sequence; all if None.
+
+        They are always the same ones.
+        """
 
     def validation_tokens(self, max_tokens: int | None) -> int:
         """Return the number of inputs that validation_batches() yields."""

@@ -142,7 +142,9 @@ class KVCache:
         end = position + new.size(2)
         if end > self.size:
             raise ValueError(f"the cache has room for {self.size} positions, not for {end}: make a larger one.")
-        # Row 0 of the tensor holds position `first`, and after this call `next_first`.
+        # Row 0 of the tensor holds position `first`, and after this call `next_first`; without a window both are 0. If
+        # they are equal, the new rows stand after the old ones; else the rows that stay move to the front. From
+        # next_first to `end` there are at most window - 1 + spare_rows(window), for which there is room.
         reach = self.size if window is None else window - 1
         span = self.spans.get((layer, name), Span(0, 0, reach))
         if not span._replace(reach=reach).holds(position):  # of this call's window: a person may have changed it

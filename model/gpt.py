@@ -278,6 +278,7 @@ class GPT(nn.Module):
             nats = nats_of_logits(self.logits(x), targets)[0].sum()
         return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())  # its gradient, not its value
 
+    @torch.no_grad()
     def nats(
         self,
         tokens: Tokens,

@@ -139,6 +139,8 @@ def chunk_loss_and_gradient(
 ) -> tuple[Float[Tensor, "N 1"], Float[Tensor, "N 1"], Float[Tensor, "N rows"]]:
     """Return each token's loss, and the parts of its derivatives by the logits.
 
+    The derivative of -ln p of the target is p at each logit, and p - 1 at the target's.
+
     nats       -ln p of the target
     at_target  its derivative by the target's logit, p - 1
     slope      those by all other logits, p. The caller writes at_target over the target's

@@ -1,4 +1,4 @@
-"""The default model on one page: attention, MLP, blocks, loss, training and sampling.
+"""The default model on one page: attention, MLP, blocks, loss, sampling and training.
 
 Begin here; it needs torch alone. gpt.py computes the same from the same weights: it adds caches and faster code, and
 the other settings of attention, positions, norms and MLPs. No command runs this page. Tests compare the two, and
@@ -141,27 +141,51 @@ class PlainGPT(nn.Module):
 def train(
     model: PlainGPT,
     text: Tensor,
+    held_out: Tensor,
     steps: int,
+    eval_interval: int = 100,
     lr: float = 1e-3,
     batch_size: int = 16,
     block_size: int = 128,
+    file: str | None = None,
 ) -> list[float]:
-    """Train a model on the tokens of a text, a row of ids; return the loss of each step.
+    """Train a model on the tokens of a text, a row of ids; return its losses on a held-out text.
 
-    train.py reads each window once an epoch, has two optimizers and a schedule, evaluates and saves.
+    file: where the weights are kept after each evaluation, by torch.save().
+    train.py reads each window once an epoch, has two optimizers, and goes on after a kill as if nothing had happened.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr)
     losses = []
-    for _ in range(steps):
+    for step in range(steps + 1):
+        # Evaluate on a text that no step reads, and keep the weights.
+        if step % eval_interval == 0 or step == steps:
+            losses.append(evaluate(model, held_out, block_size))
+            if file:
+                torch.save(model.state_dict(), file)
+        if step == steps:
+            break
+
+        # The learning rate: up in ten steps, then down to 0 at the end.
+        optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 10) * (1 - step / steps)
+
         # A batch: windows of the text at random places. The target of each token is the one that follows it.
         starts = torch.randint(len(text) - block_size, (batch_size, 1))
         windows = text[starts + torch.arange(block_size + 1)]  # (B, T + 1)
-        loss = model.loss(windows[:, :-1], windows[:, 1:])
 
-        # A step: backward, clip, update.
+        # A step: forward, backward, clip, update.
+        loss = model.loss(windows[:, :-1], windows[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
     return losses
+
+
+@torch.no_grad()
+def evaluate(model: PlainGPT, text: Tensor, block_size: int) -> float:
+    """Return the mean loss on a text, in windows side by side."""
+    count = (len(text) - 1) // block_size
+    tokens = text[: count * block_size].view(count, block_size)
+    targets = text[1 : count * block_size + 1].view(count, block_size)
+    losses = [model.loss(tokens[i : i + 1], targets[i : i + 1]).item() for i in range(count)]
+    return sum(losses) / count

@@ -1,5 +1,7 @@
 """The model on one page against the one that commands run."""
 
+import math
+
 import torch
 from conftest import close
 
@@ -51,10 +53,16 @@ def test_a_context_beyond_the_block_is_cut_to_its_end():
         assert torch.equal(text[:, end - 1], gpt(text[:, max(0, end - 49) : end - 1], last=True)[:, 0].argmax(-1))
 
 
-def test_the_loop_learns_a_text_that_repeats():
+def test_the_loop_learns_a_text_that_repeats_and_keeps_what_it_scores(tmp_path):
     torch.manual_seed(0)
     text = torch.arange(7).repeat(60)
     plain = PlainGPT(7, n_layer=1, n_head=2, n_embd=32)
-    losses = train(plain, text, steps=40, lr=1e-2, batch_size=8, block_size=16)
-    assert len(losses) == 40 and losses[0] > 1.9 and losses[-1] < 0.1  # ln 7 = 1.95
+    sizes = {"batch_size": 8, "block_size": 16, "file": str(tmp_path / "model.pt")}
+    losses = train(plain, text, text[:101], steps=50, eval_interval=20, lr=1e-2, **sizes)
+    assert len(losses) == 4 and abs(losses[0] - math.log(7)) < 1e-5 and losses[-1] < 0.2  # after 0, 20, 40 and 50 steps
+    kept = torch.load(tmp_path / "model.pt")
+    assert all(torch.equal(weight, kept[name]) for name, weight in plain.state_dict().items())
+    tokens, targets = text[:96].view(6, 16), text[1:97].view(6, 16)
+    logits = torch.cat([plain(row[None]) for row in tokens])
+    close(torch.tensor(losses[-1]), -logits.log_softmax(-1).gather(-1, targets[..., None]).mean(), atol=1e-5)
     assert plain.generate(text[None, :3], 14, temperature=1e-4)[0].tolist() == [*range(7), *range(7), 0, 1, 2]

@@ -165,10 +165,14 @@ class Run:
     def save(self, *, finished: bool = False) -> bool:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
-        If this checkpoint exists, only its meta.json is written. Returns False, and writes nothing, if a weight is not
-        finite or the last steps were skipped. (In fp16 that prevents it only once the scale is 1 or less: until then a
-        skipped step lowers the scale.) At the end of a run skipped steps do not prevent it, and a loss or a weight that
-        is not finite raises SettingsError. Every rank must call.
+        If this checkpoint exists, only its meta.json is written. Returns whether it writes. Every rank must call.
+
+            weights     last steps   within a run            at its end
+            finite      taken        written                 written
+            finite      skipped      False; nothing written  written, or SettingsError if the loss is not finite
+            not finite  any          False; nothing written  SettingsError
+
+        In fp16 a step counts as skipped once the scale is 1 or less: until then it lowers the scale.
         """
         self.check_skipped_steps(finished=finished)
         with self.memory_errors_of("a save"):

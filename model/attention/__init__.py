@@ -6,7 +6,7 @@ functions.py   softmax(q kᵀ / √D) v: `matmul`, explained line by line, and i
 context.py     the state of a forward pass, which layers share
 registry.py    the decorators that give a form or a modifier its name, yours too
 layer.py       the layer: project, mix, rotate, cache, call, attend, finish, merge
-weighting.py   other weights of the same scores
+weighting.py   other weights of the same scores; its class Weighting is read with call.py
 executors.py   which code computes a call: what each declares, and the choice
 contract.py    the attention functions that people call and write; forms.py has ours
 modifiers.py   small changes to a layer: gates, sinks, biases, other keys and values

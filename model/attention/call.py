@@ -190,7 +190,8 @@ def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."]
     if call.doc_starts is not None:
         same_text = document_mask(call.doc_starts, S)
         mask = same_text if mask is None else mask & same_text
-    if has_window or ((mask is not None or call.indexer is not None) and hides_later(call)):
+    makes_mask = mask is not None or call.indexer is not None
+    if has_window or (makes_mask and hides_later(call)):
         causal = causal_mask(T, S, call.q.device, call.window)
         mask = causal if mask is None else mask & causal
     if call.indexer is not None:
@@ -308,6 +309,7 @@ def with_constant_sink(call: Call) -> Call:
     """
     if call.sink is None or call.sink.ndim == 1:
         return call
+    assert call.weighting.ignores_shifts
     H = call.q.shape[-3]
     S = call.k.shape[-2]
     constant = call._replace(sink=call.sink.new_zeros(H))

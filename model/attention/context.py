@@ -26,7 +26,7 @@ class AttentionContext:
     rotations     Rope: (T, D/2, 2)           GPT          rotate()                           those of past … past+T-1
     shared        name: any                   layers       value_residual, in later layers    none
     loss          ()                          compute()    GPT.loss(), for its gradient       None outside training
-    weights_only  bool                        weights()    attend(), compute()                False
+    weights_only  bool                        weights()    compute(), and attend() of forms   False
     device        str                         GPT          compute()                          None: that of x
 
     mask        True or 1 where a query may attend; S is T plus the positions in the cache. Causality and window hold in

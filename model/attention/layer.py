@@ -11,14 +11,14 @@ With none of the settings that add something, this is the layer:
 
 Begin with MultiHeadAttention.heads(), which takes these steps in turn but for the last, which is forward()'s:
 
-project   each token to a query, a key and a value for each head
-mix       let modifiers change these
-rotate    queries and keys by their positions (RoPE)
-cache     the new keys and values, and take the earlier ones from the cache
-call      collect what the result depends on: q, k, v, mask, documents, window, ALiBi's bias
-attend    softmax(q kᵀ / √D + bias) v, or the form's own weights; modifiers may first change the scores
-finish    let modifiers change each head's result
-merge     the heads into one change to the residual stream
+project   each token to a query, a key and a value for each head: project()
+mix       let modifiers change these: their mix()
+rotate    queries and keys by their positions (RoPE): rotate()
+cache     the new keys and values, and take the earlier ones from the cache: update_cache()
+call      collect what the result depends on: q, k, v, mask, documents, window, ALiBi's bias: make_call()
+attend    softmax(q kᵀ / √D + bias) v, or the form's own weights; modifiers may first change the scores: attend()
+finish    let modifiers change each head's result: their finish()
+merge     the heads into one change to the residual stream: merge()
 
 The layer does not compute attention itself: attend() passes the call to run_call() of executors.py, and that to the
 first code that serves all of it. It may be torch's fused kernel, or the definition: dense() of call.py makes a mask of
@@ -230,7 +230,8 @@ class MultiHeadAttention(nn.Module):
 
     def make_call(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
         """Return the call of attention, over the keys that any query sees."""
-        # The span of these keys: a window for the first of the T queries, and a key more for each later one.
+        # The span of these keys: a window for the first of the T queries, and a key more for each later one. The cache
+        # may have returned more, which it keeps to spare copies.
         T = q.shape[-2]
         span = ctx.past + T
         dropped = 0

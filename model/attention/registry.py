@@ -22,7 +22,7 @@ from common.errors import SettingsError
 Subject = TypeVar("Subject")
 
 FORMS: dict[str, Any] = {}
-"""Attention functions, for MultiHeadAttention to call, and subclasses of MultiHeadAttention."""
+"""Attention functions, whose weighting and executors MultiHeadAttention takes, and subclasses of it."""
 MODIFIERS: dict[str, Any] = {}
 PARTS = ("queries", "keys", "values", "scores", "result")
 """The parts of a layer that a modifier may change."""

@@ -40,6 +40,7 @@ class Weighting:
     """
     is_causal: ClassVar[bool] = False
     """Whether a query sees the keys before it alone, whatever a call says."""
+    # For executors; skip the next two at first.
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
     """The same weights in chunked.py's way, for long texts; None if there are none."""
 
