@@ -151,7 +151,9 @@ def add_bias(call: Call, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*
 
     The several queries that a modifier may have given to a head share its bias.
     """
-    row, column = (repeat_heads(part[..., None], call.q.shape[-3])[..., 0] for part in (row, column))
+    H = call.q.shape[-3]
+    if row.shape[-2] != H or column.shape[-2] != H:
+        row, column = (part.repeat_interleave(H // part.shape[-2], -2) for part in (row, column))
     if call.bias is not None:
         row = row + call.bias[0]
         column = column + call.bias[1]
