@@ -262,6 +262,7 @@ def explain(error: BaseException) -> str | None:
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
+            # A setting of one of Hydra's plugins is there only with the option of its group that has it.
             group, _, name = str(mistake.full_key).replace(".", "/").rpartition("/")
             chosen = [file.stem for file in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(file)]
             if group.startswith("hydra/") and chosen:

@@ -306,14 +306,15 @@ class Split:
             free = np.where(copies > min(wanted / 4, SHORT), 0, copies)
         # Hold out documents in the order of their hashes until that is enough, otherwise the end of each.
         is_enough = free.sum() >= 2 * wanted
-        self.longest = copies.max() / max(1, copies.sum()) if is_enough and fraction else 0.0
+        total = copies.sum()
+        self.longest = copies.max() / max(1, total) if is_enough and fraction else 0.0
         """The share of the text of one document and its copies, if whole documents are held out: that one is not."""
         barred = (copies > 0) & (free == 0)
         others = free > 0
         is_unlike = is_enough and barred.any() and others.any() and copies[barred].mean() > 10 * copies[others].mean()
-        self.unlike = copies[barred].sum() / copies.sum() if is_unlike and fraction else 0.0
+        self.unlike = copies[barred].sum() / total if is_unlike and fraction else 0.0
         """The share of the text of documents that are never held out and are of another kind: ten times as long."""
-        self.held_out = is_enough & (free > 0) & (free.cumsum() - free < wanted)
+        self.held_out = is_enough & others & (free.cumsum() - free < wanted)
         lengths = () if is_enough else _hashes(self.documents())
         self.kept = [length - int(length * fraction) for _, length in lengths]
 

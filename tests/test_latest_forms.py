@@ -442,6 +442,7 @@ def test_pope_is_a_sum_of_lengths_by_the_cosine_of_their_angles(settings):
     scores = (lengths * angle.cos()).sum(-1) / math.sqrt(D)
     wanted = made.merge(scores.masked_fill(HIDDEN, -math.inf).softmax(-1) @ v)
     close(made(x), wanted, rtol=1e-5, atol=1e-5)  # its angles are float32
+    close(made.rotate(q, AttentionContext()), made.pope.of_lengths(q))  # for layers of one's own, and indexers
     far = made.pope.of_lengths(q[..., :1, :], 5000) * made.pope.of_lengths(
         k[..., :1, :], 4990, made.pope.phase.repeat_interleave(H // len(made.pope.phase), 0)
     )

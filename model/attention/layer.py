@@ -193,7 +193,7 @@ class MultiHeadAttention(nn.Module):
         # Rotate queries and keys by their positions: their products then depend on the distance.
         if self.pope is not None:
             q, k = self.pope(q, k, ctx.past)
-        elif self.rope is not None:
+        else:
             q = self.rotate(q, ctx)
             k = self.rotate(k, ctx)
         return q, k, v
@@ -207,8 +207,13 @@ class MultiHeadAttention(nn.Module):
         q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v
 
-    def rotate(self, heads: Query, ctx: AttentionContext) -> Query:
-        """Rotate queries or keys by their positions, if the layer has RoPE."""
+    def rotate(self, heads: Query, ctx: AttentionContext) -> Float[Tensor, "*lead H T E"]:
+        """Rotate queries or keys by their positions, if the layer has RoPE or PoPE.
+
+        That of PoPE is without the phase of keys.
+        """
+        if self.pope is not None:
+            return self.pope.of_lengths(heads, ctx.past)
         if self.rope is None:
             return heads
         rotation = ctx.rotations.get(self.rope)

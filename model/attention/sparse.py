@@ -66,13 +66,8 @@ class Indexed(MultiHeadAttention):
         # The indexer's queries, its key, and a weight for each query; J = index_heads.
         index_q, index_k, index_w = self.index_proj(x.detach()).split(self.index_proj.parts, -1)
         index_q = index_q.unflatten(-1, (self.index_heads, -1)).transpose(1, 2)  # (B, T, J·D) -> (B, J, T, D)
-        index_k = self.index_norm(index_k).unsqueeze(1)  # (B, T, D) -> (B, 1, T, D)
-        if self.pope is None:
-            index_q = self.rotate(index_q, ctx)
-            index_k = self.rotate(index_k, ctx)
-        else:
-            index_q = self.pope.of_lengths(index_q, ctx.past)
-            index_k = self.pope.of_lengths(index_k, ctx.past)
+        index_q = self.rotate(index_q, ctx)
+        index_k = self.rotate(self.index_norm(index_k).unsqueeze(1), ctx)  # (B, T, D) -> (B, 1, T, D)
         if ctx.cache is not None:
             index_k = ctx.cache.append(self.layer_idx, "index", index_k, self.window)
         index_k = index_k[:, 0, -call.k.shape[2] :]  # of the keys that a query may see
