@@ -105,6 +105,10 @@ class Signals:
         return self
 
     def __exit__(self, kind: type | None, *error: object) -> None:
+        # Once a rank has died, torchrun sends the others SIGTERM. One that fails too goes on to record that signal,
+        # which would end it before it has told its error.
+        if self.passed_on and kind is not None and issubclass(kind, Exception):
+            self.earlier.pop(signal.SIGTERM, None)
         for number, handler in self.earlier.items():
             if handler is not None:  # of a library, in C: Python can neither name it nor set it again
                 signal.signal(number, handler)

@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 from sweeping import ROOT, run_here, tiny
-from test_distributed import start_torchrun
+from test_distributed import torchrun
 
 from common.errors import SettingsError
 from common.settings import from_arguments
@@ -561,8 +561,8 @@ def test_a_sweep_says_of_a_broken_file_that_none_of_its_jobs_can_run(tmp_path):
 
 @pytest.mark.slow
 def test_the_ranks_of_torchrun_run_the_file_too(own, tmp_path, text_file):
-    process = start_torchrun(tmp_path, text_file, f"code={own}", "attention=relu", "max_steps=2")
-    _, errors = process.communicate(timeout=200)
+    with torchrun(tmp_path, text_file, f"code={own}", "attention=relu", "max_steps=2") as process:
+        _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     assert read_summary(tmp_path / "run").code_hash == run_code(str(own), VOCABULARIES)
 

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -251,12 +253,19 @@ def test_gradients_of_all_micro_batches_are_kept_where_ddp_sends_them(alone):
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
-def start_torchrun(folder: Path, text: Path, *overrides: str, script: Path = ROOT / "train.py") -> subprocess.Popen:
+@contextmanager
+def torchrun(folder: Path, text: Path, *overrides: str, script: Path = ROOT / "train.py") -> Iterator[subprocess.Popen]:
+    """A run of two processes, which end with the test."""
     settings = f"""data.path={text} data.cache_dir={folder}/cache tokenizer=byte model.n_layer=1 model.n_embd=32
         model.block_size=16 sample_tokens=0 device=cpu compile=off log_interval=1 max_steps=1000000
         eval_interval=1000000 checkpoint_interval=20 run_dir=run"""
     command = [*TORCHRUN, str(script), *settings.split(), *overrides]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()  # it passes the signal on
+            process.communicate(timeout=60)
 
 
 def ranks_of(process: subprocess.Popen) -> list[int]:
@@ -278,22 +287,38 @@ def messages(process: subprocess.Popen) -> list[str]:
 in_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="finds torchrun's processes in /proc")
 
 
+SLOW_TO_TELL = """
+import time
+from cli.hydra_command import run_train_command
+from common.console import Signals
+original = Signals.__exit__
+def slow(self, *error):
+    original(self, *error)
+    time.sleep(2)
+Signals.__exit__ = slow
+run_train_command()
+"""
+
+
 @pytest.mark.slow
 @in_proc
-def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_file, tmp_path):
-    process = start_torchrun(tmp_path, text_file)
-    wait_for(tmp_path / "run/checkpoints/last/meta.json")
-    os.kill(ranks_of(process)[1], signal.SIGKILL)
-    (message,) = messages(process)
+def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_file, tmp_path, monkeypatch):
+    """Also where torchrun's SIGTERM arrives before the message is out."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (script := tmp_path / "slow.py").write_text(SLOW_TO_TELL)
+    with torchrun(tmp_path, text_file, script=script) as process:
+        wait_for(tmp_path / "run/checkpoints/last/meta.json")
+        os.kill(ranks_of(process)[1], signal.SIGKILL)
+        (message,) = messages(process)
     assert "another process" in message and "resume=" in message
     assert load_checkpoint((tmp_path / "run/checkpoints/last").resolve()).meta.progress.step % 20 == 0
 
 
 @pytest.mark.slow
 def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
-    process = start_torchrun(tmp_path, text_file, "batch_size=7")
     said = "batch_size=7 is not a multiple of micro_batch_size=1 × 2, the number of processes: choose one that is."
-    assert messages(process) == [f"error: {said}"]
+    with torchrun(tmp_path, text_file, "batch_size=7") as process:
+        assert messages(process) == [f"error: {said}"]
 
 
 @pytest.mark.parametrize("names", ["^lo,docker", "no_such_interface", "NAME,no_such_interface"])
@@ -333,8 +358,8 @@ run_train_command()
 def test_the_first_rank_prepares_the_text_and_says_so_however_late_it_is(text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (script := tmp_path / "late.py").write_text(LATE_FIRST)
-    process = start_torchrun(tmp_path, text_file, "max_steps=2", script=script)
-    output, errors = process.communicate(timeout=60)
+    with torchrun(tmp_path, text_file, "max_steps=2", script=script) as process:
+        output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert output.count("Preparing") == 1 and "waiting" not in output and "preparing tokens" not in errors
 
@@ -358,14 +383,14 @@ run_train_command()
 def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (script := tmp_path / "slow.py").write_text(SLOW_SAVES)
-    process = start_torchrun(tmp_path, text_file, "checkpoint_interval=1000000", script=script)
-    wait_for(tmp_path / "run/metrics.jsonl")
-    ranks = ranks_of(process)
-    os.kill(ranks[1], signal.SIGTERM)
-    wait_for(tmp_path / "saving")
-    for pid in (*ranks, process.pid):  # as Slurm does
-        os.kill(pid, signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
+    with torchrun(tmp_path, text_file, "checkpoint_interval=1000000", script=script) as process:
+        wait_for(tmp_path / "run/metrics.jsonl")
+        ranks = ranks_of(process)
+        os.kill(ranks[1], signal.SIGTERM)
+        wait_for(tmp_path / "saving")
+        for pid in (*ranks, process.pid):  # as Slurm does
+            os.kill(pid, signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
     assert process.returncode != 0 and output.count("stopped after step") == 1, errors
     step = int(output.split("stopped after step ")[1].split(";")[0])
     assert load_checkpoint(tmp_path / "run/checkpoints/last").meta.progress.step == step, errors

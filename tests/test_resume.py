@@ -440,6 +440,13 @@ def test_a_signal_is_remembered_and_a_second_ctrl_c_ends_at_once(monkeypatch, ca
     with pytest.raises(RuntimeError), Signals():  # its own error is what ends it
         os.kill(os.getpid(), signal.SIGTERM)
         raise RuntimeError
+    try:
+        with pytest.raises(RuntimeError), Signals(passed_on=True) as signals:
+            raise RuntimeError
+        os.kill(os.getpid(), signal.SIGTERM)  # torchrun's, while the error is being told
+        assert signals.received == signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
 
 
 def test_a_second_stop_in_a_notebook_interrupts_the_cell_and_keeps_the_kernel(monkeypatch):
