@@ -143,13 +143,13 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
 
     finished: whether the run is at its last step. Returns whether it ends here, as it may for want of a better loss.
     """
-    # Save before the evaluation too: if it fails, no step is lost.
+    # Save the weights before the evaluation: if it fails, no step is lost. A thread writes them meanwhile.
     run.save()
     max_tokens = evaluation_tokens(run.config, run.progress.step if finished else None)
     with run_eagerly(run.compiled):  # each of the many shapes would compile
         refuse_learned_leak(run)  # a person's attention (code=FILE) may have learned to see later tokens
         result = evaluate_run(run, max_tokens)
-        is_saved = run.is_saved()  # a thread writes, and may have failed
+        is_saved = run.is_saved()  # the thread may have failed
         record_evaluation(run, result, max_tokens, is_saved)
         finished = finished or run.is_out_of_patience
         sample = ""
@@ -160,8 +160,8 @@ def validate(run: Run, loggers: Loggers, finished: bool) -> bool:
                     run.decode_rate = decode_rate(run.model)
         with run.memory_errors_of("the measurement of the heads"):  # by the loggers, for the page
             loggers.on_evaluation(result, sample)
-    # Save the result. A step that is saved has its weights on disk: only its meta.json is written. The last step is
-    # saved in any case, or the run ends in the reason why it cannot be.
+    # Save the result: save() writes meta.json alone if this step's weights are on disk. At the last step it is called
+    # in any case, and ends the run with the reason if they cannot be.
     if is_saved or finished:
         run.save(finished=finished)
     return finished

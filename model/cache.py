@@ -138,22 +138,39 @@ class KVCache:
 
         Raises ValueError if the new rows do not fit, or if rows before them are missing.
         """
+        # Check that the new rows fit, and that all rows which their queries see are kept.
         position = self._position
         end = position + new.size(2)
         if end > self.size:
             raise ValueError(f"the cache has room for {self.size} positions, not for {end}: make a larger one.")
-        # Row 0 of the tensor holds position `first`, and after this call `next_first`; without a window both are 0. If
-        # they are equal, the new rows stand after the old ones; else the rows that stay move to the front. From
-        # next_first to `end` there are at most window - 1 + spare_rows(window), for which there is room.
         reach = self.size if window is None else window - 1
         span = self.spans.get((layer, name), Span(0, 0, reach))
         if not span._replace(reach=reach).holds(position):  # of this call's window: a person may have changed it
             problem = f"layer {layer} has rows of the positions from {span.first} to before {span.end}"
             raise ValueError(f"{problem}, not all before {position}: every layer has to read every token, once.")
-        first = span.first
-        next_first = max(first, first_kept(end, window))
+        rows = self._rows(layer, name, new, window)
+        old = rows[:, :, : position - span.first]
 
-        # The first call makes the tensor: room for all positions, or for a window's and a few more.
+        # Row 0 holds position span.first, and from now on `first`: 0 without a window.
+        first = max(span.first, first_kept(end, window))
+        self.spans[layer, name] = Span(first, end, reach)
+        if first == span.first:
+            # No row leaves: write the new ones after the old. Return a view of them all, but with gradients a copy
+            # that is made before: autograd refuses a view that is written to.
+            learns = torch.is_grad_enabled() and new.requires_grad
+            seen = torch.cat((old, new), 2) if learns else rows[:, :, : end - first]
+            rows[:, :, position - first : end - first] = new.detach()
+            return seen
+        # Rows leave: move those that stay to the front. The new queries still see all of them.
+        seen = torch.cat((old, new), 2)
+        rows[:, :, : end - first] = seen[:, :, first - span.first :].detach()
+        return seen
+
+    def _rows(self, layer: int, name: str, new: Tensor, window: int | None) -> Tensor:
+        """Return the tensor of the rows `new` and all others of its name, made by the first call.
+
+        With a window it has room for as many positions as first_kept() leaves.
+        """
         kept = self.layers[layer]
         if name not in kept:
             room = self.size if window is None else min(self.size, window + spare_rows(window))
@@ -165,20 +182,7 @@ class KVCache:
         rows = kept[name]
         if rows.shape[:2] != new.shape[:2] or rows.shape[3] != new.shape[3]:
             raise ValueError(f"rows {tuple(new.shape)} do not fit a cache of {tuple(rows.shape)}.")
-        self.spans[layer, name] = Span(next_first, end, reach)
-
-        # Write the new rows after the `old` ones that are kept.
-        old = position - first
-        if next_first == first:
-            learns = torch.is_grad_enabled() and new.requires_grad
-            # A view, which the next line fills; with gradients a copy, for writing into a view would spoil the graph.
-            seen = torch.cat((rows[:, :, :old], new), 2) if learns else rows[:, :, : end - first]
-            rows[:, :, old : end - first] = new.detach()
-            return seen
-        # The new queries still see all of them. Those that leave now are overwritten by the others.
-        seen = torch.cat((rows[:, :, :old], new), 2)
-        rows[:, :, : end - next_first] = seen[:, :, next_first - first :].detach()
-        return seen
+        return rows
 
     def continue_documents(self, doc_starts: DocStarts, T: int) -> DocStarts:
         """Return the doc_starts of T new tokens: those given, else that of the last token."""
