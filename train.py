@@ -180,15 +180,15 @@ def record_evaluation(run: Run, result: Evaluation, max_tokens: int, is_saved: b
     is_saved: whether this step has a checkpoint; the best step has one.
     """
     progress = run.progress
-    # The last evaluation may read more than the earlier ones: to compare them, evaluate as much as they did.
-    compared = result
+    # The last evaluation may read more tokens than the earlier ones. To be compared with them, repeat it on as many.
+    comparable = result
     usual = evaluation_tokens(run.config)
     if progress.metrics and run.data.validation_tokens(max_tokens) > run.data.validation_tokens(usual):
-        compared = evaluate_run(run, usual)
+        comparable = evaluate_run(run, usual)
     progress.evaluated = progress.step
     progress.metrics = result.figures
     if is_saved:
-        progress.compare(compared.loss, compared.tokens)
+        progress.compare(comparable.loss, comparable.tokens)
 
 
 def write_sample(run: Run) -> str:

@@ -80,8 +80,9 @@ def print_samples(
     count = config.num_samples
     prompt, _ = replace_surrogates(prompt)  # a shell's bytes that are not UTF-8
     tokens = encode_prompt(tokenizer, prompt)
-    if len(tokens) > model.config.block_size:
-        size = f"The prompt has {len(tokens):,} tokens, but the model sees {model.config.block_size:,}"
+    limit = model.longest_context
+    if limit and len(tokens) > limit:
+        size = f"The prompt has {len(tokens):,} tokens, but the model sees {limit:,}"
         print(f"{size}: only its end is read.", file=sys.stderr)
 
     tell_equal(count, 1 if is_greedy(config) else count, config)  # seeds differ

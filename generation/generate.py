@@ -95,7 +95,7 @@ def generate(
             uniform = [uniform_number(generators[number]) for number in samples]
             drawn = sample(filtered, torch.cat(uniform))
 
-        # 3) Read tokens and flag in one transfer: a step waits for the device only here.
+        # 3) Read tokens and flag in one transfer: a step waits for the device here, and where a row is dropped.
         *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
         if not is_finite:
             raise FloatingPointError("its logits are not finite")
@@ -136,7 +136,8 @@ class Decoder:
         model = uncompiled(model)
         self.model = model
         self.device = model.device
-        # It calls the model in eval mode, or for a single text on a CPU a shorter way through its blocks.
+        # It calls the model in eval mode: _forward() says how. For a single text on a CPU, model/row.py computes the
+        # same in fewer operators.
         self.decoded = DecodedModel(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:

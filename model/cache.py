@@ -26,7 +26,7 @@ class Span(NamedTuple):
     def holds(self, position: int) -> bool:
         """Return whether the row of a position can come next.
 
-        There must be no gap before it, and all rows that its query sees must be kept.
+        There must be no gap before it, and all rows that its query sees, as far as `reach`, must be kept.
         """
         return max(0, position - self.reach) >= self.first and position <= self.end
 
@@ -145,7 +145,7 @@ class KVCache:
             raise ValueError(f"the cache has room for {self.size} positions, not for {end}: make a larger one.")
         reach = self.size if window is None else window - 1
         span = self.spans.get((layer, name), Span(0, 0, reach))
-        if not span._replace(reach=reach).holds(position):  # of this call's window: a person may have changed it
+        if not span._replace(reach=reach).holds(position):  # with this call's window, which a person may have changed
             problem = f"layer {layer} has rows of the positions from {span.first} to before {span.end}"
             raise ValueError(f"{problem}, not all before {position}: every layer has to read every token, once.")
         rows = self._rows(layer, name, new, window)

@@ -161,9 +161,9 @@ class GPT(nn.Module):
     ) -> Float[Tensor, "B _ V"]:
         """Return the logits of the token that follows each position, (B, T, V).
 
-        doc_starts: the index of the first token of each token's document, counted from the first token in the cache.
-            A token sees nothing earlier, and learned positions begin there. Padding on the left is a document too. By
-            default the tokens continue the document of the cache's last token; without a cache, one from 0.
+        doc_starts: the index of the first token of each token's document, counted from the first token that the cache
+            has read. A token sees nothing earlier, and learned positions begin there. Padding on the left is a document
+            too. By default the tokens continue the document of the cache's last token; without a cache, one from 0.
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
         last: return those of the last position alone, (B, 1, V).
 

@@ -252,7 +252,7 @@ def attention_step(layer: MultiHeadAttention) -> AttentionStep:
             qk = normalize(qk, weights, q_norm.eps)
         if rope is not None:
             points = qk.view(torch.complex64)  # (n, D/2): a pair of channels is a number
-            qk = (points * torch.view_as_complex(ctx.rotations[rope])).view(qk.dtype)
+            qk = (points * torch.view_as_complex(ctx.rotation(rope, x))).view(qk.dtype)
         q, k = qk.split((H, Hkv))
 
         # Cache, and take the keys in the window.

@@ -384,6 +384,21 @@ def test_a_step_that_is_skipped_in_fp16_is_saved_unless_the_scale_cannot_fall_fu
     assert ("step 8 is not finite, so it is not saved" in caplog.text) == (8 not in saved)
 
 
+@pytest.mark.parametrize("scale", [2.0**16, 2.0**4])
+def test_a_run_in_fp16_goes_on_while_its_scale_can_fall(train_config, monkeypatch, scale):
+    """Steps 5 to 10 overflow, more in a row than max_skipped_steps."""
+    plant_nan(monkeypatch, range(4, 10), "gradient")
+    config = replace(train_config, precision="fp16", max_steps=12, max_skipped_steps=3, log_interval=1)
+    config = replace(config, eval_interval=100, checkpoint_interval=100, sample_tokens=0)
+    before_step(monkeypatch, 4, lambda run: run.scaler.load_state_dict(run.scaler.state_dict() | {"scale": scale}))
+    if scale > 2**6:
+        train(config)
+        assert load_checkpoint(Path(config.run_dir) / "checkpoints/last").meta.progress.skipped == 6
+        return
+    with pytest.raises(SettingsError, match="not finite in 4 steps in a row, first in step 5: lower"):
+        train(config)
+
+
 def test_weights_that_are_not_finite_replace_no_checkpoint(train_config, monkeypatch, caplog):
     """The loss is finite all the same."""
 

@@ -243,6 +243,17 @@ def test_a_hook_that_is_removed_acts_no_more_and_its_module_is_the_models_own():
     assert torch.equal(logits(model, Decoder), plain) and all(part.training for part in model.modules())
 
 
+def test_layers_that_get_rotations_of_their_own_later_write_what_they_read_at_once():
+    model = random_gpt()
+    before = logits(model, Decoder)
+    for number, block in enumerate(model.blocks):
+        block.attention.rope = block.attention.rope._replace(theta=50.0 + number)
+    found = logits(model, Decoder)
+    close(found, logits(model, ByModules))
+    close(found[-1:], model(torch.tensor([[1, 2, 0, 1, 2, 0, 1, 2, 3]]))[:, -1].detach())
+    assert not torch.allclose(found, before, atol=1e-2)
+
+
 @torch.inference_mode()
 def test_steps_are_taken_where_they_serve_and_nowhere_else():
     model = random_gpt()

@@ -77,6 +77,21 @@ def test_a_prompt_of_any_kind_is_continued_and_of_a_long_one_the_tail_saying_so(
     assert "has 47 tokens, but the model sees 16: only its end is read" in errors.getvalue()
 
 
+def test_a_model_that_keeps_a_state_reads_a_prompt_of_any_length_to_its_end(tmp_path, capsys):
+    model = random_gpt(attention="delta", vocab_size=257)
+    config = TrainConfig(model=model.config)
+    save_checkpoint(tmp_path / "step_1", model=model, tokenizer=BYTE, config=config, progress=Progress(1))
+    prompt = "the cat sat on the mat and the dog ran far away"  # 47 letters; texts in training had 16
+    tokens = [256, *prompt.encode()]
+    for _ in range(4):
+        tokens.append(model(torch.tensor([tokens]))[0, -1].argmax().item())
+    settings = dict(checkpoint=str(tmp_path / "step_1"), device="cpu", temperature=0, max_new_tokens=4)
+    sample(SampleConfig(**settings, prompt=prompt))
+    said = capsys.readouterr()
+    assert "only its end" not in said.err
+    assert said.out == f"{prompt}{bytes(tokens[48:]).decode(errors='replace')}\n"
+
+
 def test_weights_are_cast_once_to_the_precision_asked_for(say, monkeypatch):
     seen, hidden = [], Decoder._forward
     note = lambda self, *given: seen.append(self.model.lm_head.weight.dtype) or hidden(self, *given)  # noqa: E731

@@ -217,7 +217,8 @@ class TrainConfig:
     grad_clip: float = 1.0
     """Largest norm of the gradient; 0 turns clipping off."""
     max_skipped_steps: int = 10
-    """Stop if the loss or gradient was not finite in this many steps in a row."""
+    """Stop if the loss or gradient was not finite in this many steps in a row. In fp16 such a step halves the scale of
+    the loss, and the run goes on as long as the scale is above 1."""
 
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""

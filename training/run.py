@@ -172,16 +172,15 @@ class Run:
             finite      skipped      False; nothing written  written, or SettingsError if the loss is not finite
             not finite  any          False; nothing written  SettingsError
 
-        In fp16 a step counts as skipped once the scale is 1 or less: until then it lowers the scale.
+        Here a step in fp16 counts as skipped only if the scale has fallen to 1 or less: until then it lowers the scale.
         """
         self.check_skipped_steps(finished=finished)
         with self.memory_errors_of("a save"):
             return self._save(finished)
 
     def _save(self, finished: bool) -> bool:
-        # In fp16 a skipped step is no divergence while the scale of the loss can fall; elsewhere the scale is 1.
         progress = self.progress
-        diverges = progress.skipped_in_a_row and self.scaler.get_scale() <= 1
+        diverges = progress.skipped_in_a_row and not self.scale_can_fall
         if (diverges and not finished) or not self.weights_are_finite():
             log.warning("step %d is not finite, so it is not saved: the checkpoints stay as they are.", progress.step)
             return False
@@ -222,7 +221,8 @@ class Run:
     def check_skipped_steps(self, *, finished: bool = False) -> None:
         """Copy the numbers of skipped steps from the device, and warn of new ones.
 
-        Raises SettingsError for too many in a row and, if finished, for a loss or a weight that is not finite.
+        Raises SettingsError for too many in a row, once the scale of fp16's loss cannot fall, and, if finished, for a
+        loss or a weight that is not finite.
         """
         # Read the numbers.
         config = self.config
@@ -236,7 +236,7 @@ class Run:
 
         # Find the problem, if there is one.
         in_a_row = progress.skipped_in_a_row
-        if in_a_row >= config.max_skipped_steps:
+        if in_a_row >= config.max_skipped_steps and not self.scale_can_fall:
             first = progress.step - in_a_row + 1
             problem = f"loss or gradient was not finite in {plural(in_a_row, 'step')} in a row, first in step {first}"
         elif finished and not math.isfinite(progress.metrics["val_loss"]):
@@ -251,6 +251,11 @@ class Run:
         self.checkpointer.wait()
         last = self.checkpointer.last()
         raise SettingsError(problem, f"{remedy}; the latest weights are in {last}" if last else remedy)
+
+    @property
+    def scale_can_fall(self) -> bool:
+        """Whether the next skipped step lowers the scale of fp16's loss, so that one after it may be finite."""
+        return bool(self.scaler.get_scale() > 1)  # 1 in other types
 
     def weights_are_finite(self) -> bool:
         """Return whether the weights are finite on all ranks; every rank must call."""

@@ -72,7 +72,7 @@ class Call(NamedTuple):
     """True where a query may attend. It hides keys besides those that causality, window and documents hide; after
     dense() it has these too."""
     is_causal: bool = True
-    """Whether later keys are hidden. False, as in an encoder: the mask alone decides."""
+    """Whether later keys are hidden. False, as in an encoder: only mask, documents and indexer hide keys."""
     doc_starts: Int[Tensor, "B T"] | None = None
     """The first key of each query's document."""
     window: int | None = None
@@ -92,8 +92,8 @@ class Call(NamedTuple):
     """For keys that fade, as those of the form wall: the running sum of ln α; a position leaves a share α of each
     channel of earlier keys. See fading.py."""
     tilt: Query | None = None
-    """For a local line in place of a mean, as in the form parallax: the r that makes p (1 + Σ p r·k - r·k) of weights
-    p. See local.py."""
+    """For a local line in place of a mean, as in the form parallax: the r that makes of the weight p of a key k
+    the weight p (1 - r·k + m), where m is the mean of r·k over the keys, weighted by p. See local.py."""
     dropout_p: float = 0.0
     """The probability of dropping a weight."""
     scale: float | None = None
@@ -192,6 +192,7 @@ def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."]
     if call.doc_starts is not None:
         same_text = document_mask(call.doc_starts, S)
         mask = same_text if mask is None else mask & same_text
+    # A window needs causality in the matrix, and so does any other mask: the result is all that an executor gets.
     makes_mask = mask is not None or call.indexer is not None
     if has_window or (makes_mask and hides_later(call)):
         causal = causal_mask(T, S, call.q.device, call.window)

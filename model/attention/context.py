@@ -31,8 +31,8 @@ class AttentionContext:
 
     mask        True or 1 where a query may attend; S is T plus the positions in the cache. Causality and window hold in
                 any case. Forms and modifiers that accumulate or shift the past accept doc_starts only.
-    doc_starts  the position of the first token of each token's text, counted from the first in the cache. Earlier
-                tokens are hidden: another document, or padding on the left.
+    doc_starts  the position of the first token of each token's text, counted as the cache counts positions: from the
+                first token that it has read. Earlier tokens are hidden: another document, or padding on the left.
     rotations   Rope.cos_sin() of the positions, of any leading shape: (B, 1, T, D/2, 2) gives each text its own.
     loss        auxiliary, in nats summed over tokens; layers add to it.
     device      the type of device for which executors are chosen: dry_run plans for one that is not there.
@@ -52,8 +52,9 @@ class AttentionContext:
     def with_loss(cls, device: torch.device) -> "AttentionContext":
         """Return a context in which layers may add to an auxiliary loss.
 
-        It requires a gradient from the start, as it does after the first layer: otherwise torch would compile the first
-        block's graph a second time. In one graph of the whole model, which cannot make such a tensor, it need not.
+        It requires a gradient from the start, as it does after the first layer: a graph that torch has compiled for a
+        block is only valid for the same requires_grad, and the first block would need a second one. One graph of the
+        whole model cannot make a tensor that requires a gradient, and has no second block.
         """
         return cls(loss=torch.zeros((), device=device, requires_grad=not torch.compiler.is_compiling()))
 
@@ -61,6 +62,14 @@ class AttentionContext:
     def past(self) -> int:
         """The number of positions in the cache."""
         return 0 if self.cache is None else self.cache.position
+
+    def rotation(self, rope: Rope, x: Tensor) -> Float[Tensor, "*lead T D/2 2"]:
+        """Return the angles of the present positions: those of `rotations`, else new ones in the type of x.
+
+        The GPT makes them once for all layers, but does not know a Rope that a person gives a layer later.
+        """
+        made = self.rotations.get(rope)
+        return rope.table(x, self.past) if made is None else made
 
     def layer_cache(self, layer_idx: int) -> dict[str, Tensor]:
         """Return the cache's tensors of a layer, to read and to write.

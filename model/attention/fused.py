@@ -155,7 +155,7 @@ def folded(call: Call, with_varlen: bool = False) -> Output:
 
 def document_bias(doc_starts: Int[Tensor, "B T"], bias: Sum | None) -> Sum:
     """Return rows and columns that hide the keys of other documents, and add a bias."""
-    # The number of each token's document; padding has 0.
+    # The number of each token's document, or of its padding, which is one too.
     position = torch.arange(doc_starts.shape[-1], device=doc_starts.device)
     number = (doc_starts == position).cumsum(-1)
     column = DOCUMENT_GAP * number.float()[:, None]  # (B, T) -> (B, 1, T)

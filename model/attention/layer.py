@@ -100,7 +100,7 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = config.head_channels
         self.scale: float | None = None  # of the scores; None: 1/√D
         self.dropout = config.attention_dropout
-        self.window = config.attention_window
+        self.window = config.attention_window  # None in the layers of a pattern without +window: see GPTConfig.at()
 
         # How scores become weights: an AttentionFunction of contract.py. It has a Weighting, and the executors that may
         # compute a call with it, the fastest first.
@@ -120,7 +120,8 @@ class MultiHeadAttention(nn.Module):
 
         # Modifiers, in the order of registration, but those that are `last` (sorted() is stable).
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
-        for cls in sorted(classes.values(), key=lambda cls: cls.replaces_qk_norm):  # after those that make it anew
+        # First those that make the projections again, and QK-norm with them; then those that replace QK-norm.
+        for cls in sorted(classes.values(), key=lambda cls: cls.replaces_qk_norm):
             cls.change_projections(self, config)
         self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
         self.modifiers: Any = nn.ModuleDict()
@@ -216,10 +217,7 @@ class MultiHeadAttention(nn.Module):
             return self.pope.of_lengths(heads, ctx.past)
         if self.rope is None:
             return heads
-        rotation = ctx.rotations.get(self.rope)
-        if rotation is None:
-            rotation = self.rope.table(heads, ctx.past)
-        return rotate(heads, rotation)
+        return rotate(heads, ctx.rotation(self.rope, heads))
 
     def update_cache(
         self,

@@ -83,8 +83,8 @@ class Modifier(nn.Module):
         The layer calls it before it makes any modifier.
         """
         if cls.queries_per_head > 1:
-            # Make them again, wider. The first ones have drawn numbers, as in recorded runs: the same seed then gives
-            # the same weights.
+            # Make them again, wider. The first ones, thrown away, have drawn random numbers: a seed would give other
+            # weights without them, and the tables of docs/ other results.
             layer.query_heads *= cls.queries_per_head
             layer.make_projections(config)
         if cls.replaces_qk_norm:

@@ -36,11 +36,12 @@ class Weighting:
     counts_keys: ClassVar[bool] = False
     """Whether weights() may count keys from the last one, a query's own: a sink then stands before all others.
 
-    A person's weighting may. Stick counts them too, and needs no flag: it takes no sink.
+    One that halves the weight with each key from the last would give a sink behind all keys the largest. A person's
+    weighting may count. Stick does, and needs no flag: it takes no sink.
     """
     is_causal: ClassVar[bool] = False
     """Whether a query sees the keys before it alone, whatever a call says."""
-    # For executors; skip the next two at first.
+    # `passes`, and `key` below, are for executors: skip them at first.
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
     """The same weights in chunked.py's way, for long texts; None if there are none."""
 
