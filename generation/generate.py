@@ -3,13 +3,14 @@
 With a temperature above 0 it comes to this loop, for one text that fits the context:
 
     tokens = encode_prompt(tokenizer, prompt)
+    length = len(tokens)
     for _ in range(params.max_new_tokens):
         logits = model(torch.tensor([tokens]))[:, -1].float()  # the whole text once more for each token
         token = sample(filter_logits(logits, params), uniform_number(generator)).item()
         if token == tokenizer.eot_token:
             break
         tokens.append(token)
-    text = tokenizer.decode(tokens[1:])
+    text = tokenizer.decode(tokens[length:])
 
 generate() does so for many texts, with a cache, and yields the text as it comes. It calls Decoder, which turns tokens
 into logits, filter_logits() and sample(), which draw a token, and Detokenizer, which turns tokens into text. A sample
@@ -64,8 +65,8 @@ def generate(
 
     Each prompt has one sample, which ends where the model ends the document, before the first of params.stop, or after
     params.max_new_tokens. Whenever a piece of text is yielded, the model is in the mode (train or eval) that it had.
-    Raises FloatingPointError when logits are not finite, and ValueError unless prompts are lists of token ids, with a
-    seed for each, and lm_head has a logit for each id.
+    Raises, with the first chunk that is asked for, FloatingPointError when logits are not finite, and ValueError unless
+    prompts are lists of token ids, with a seed for each, and lm_head has a logit for each id.
     """
     if any(isinstance(prompt, str) for prompt in prompts):
         raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")

@@ -21,7 +21,7 @@ MATMUL = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch rep
 LARGE = 100_000
 """Weights from which oneDNN multiplies several rows in decoding."""
 SHORT = 256
-"""Queries and keys up to which plain products beat the fused kernels."""
+"""Queries and keys up to which plain products are about as fast as the fused kernels, or faster."""
 
 
 def decodes(x: Tensor) -> bool:

@@ -22,15 +22,10 @@ class Linear(nn.Linear):
         self.parts = parts
 
     def forward(self, x: Rows) -> Float[Tensor, "*lead N"]:
-        # A CPU's shortcut for a single token, with the same result. A quantised weight is of another type.
+        # A CPU's shortcut in inference mode, with the same result. A quantised weight is of another type.
         if decodes(x) and type(self.weight) is nn.Parameter:
             return multiply(x, self.weight, self.bias)
         return super().forward(x)
-
-
-# Norms return the input's dtype. Autocast leaves the weights in float32, and torch's fused kernels want one dtype for
-# all. CUDA's autocast would return float32: queries and keys would reach attention in float32 beside bf16 values, and
-# it could not use its fast kernel.
 
 
 class RMSNorm(nn.RMSNorm):
@@ -45,6 +40,8 @@ class RMSNorm(nn.RMSNorm):
             rows = x.to(self.weight.dtype, memory_format=torch.contiguous_format)
             y = FusedRMSNorm.apply(rows, self.weight, self.eps)
             return y.to(x.dtype)
+        # Autocast leaves the weight in float32, and torch's kernels want one dtype. The norm returns that of x: in
+        # float32, queries and keys would stand beside values in bf16, and attention could not use its fast kernel.
         return rms_norm(x, self.weight.to(x.dtype), self.eps)
 
 
@@ -61,7 +58,7 @@ class LayerNorm(nn.LayerNorm):
     """(x - mean) w / √(variance + ε) + b (Ba et al. 2016)."""
 
     def forward(self, x: Rows) -> Rows:
-        weight = self.weight.to(x.dtype)
+        weight = self.weight.to(x.dtype)  # as in RMSNorm
         bias = None if self.bias is None else self.bias.to(x.dtype)
         y = F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
         return y.to(x.dtype)

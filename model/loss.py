@@ -170,6 +170,8 @@ def chunk_loss_and_gradient(
 
 
 class _SummedNats(torch.autograd.Function):
+    """The loss. forward() computes its gradients too, and backward() only scales them."""
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -151,8 +151,10 @@ def train(
 ) -> list[float]:
     """Train a model on the tokens of a text, a row of ids; return its losses on a held-out text.
 
+    held_out: more than block_size tokens.
     file: where the weights are kept after each evaluation, by torch.save().
-    train.py reads each window once an epoch, has two optimizers, and goes on after a kill as if nothing had happened.
+    train.py reads each window once an epoch, has two optimizers, keeps the rate at its peak for a while, and goes on
+    after a kill as if nothing had happened.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr)
     losses = []
@@ -165,7 +167,7 @@ def train(
         if step == steps:
             break
 
-        # The learning rate: up in ten steps, then down to 0 at the end.
+        # The learning rate: a line from lr down to 0 at the end, and less than that in the first ten steps.
         optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 10) * (1 - step / steps)
 
         # A batch: windows of the text at random places. The target of each token is the one that follows it.

@@ -22,6 +22,7 @@ from model.layers import upcast
 
 YARN_TURNS = 32.0, 1.0  # in the trained length: YaRN interpolates between these (β and α)
 LLAMA3_TURNS = 4.0, 1.0  # as Llama 3 does between these
+Pairs = Float[Tensor, "*lead H T half 2"]
 
 
 class Rope(NamedTuple):
@@ -180,29 +181,38 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
         return torch.cat((rotate(x[..., :channels], rotation), x[..., channels:]), -1)
     wide = x.float() if x.dtype.itemsize < 4 else x
     pairs = wide.unflatten(-1, (-1, 2))  # (…, H, T, D) -> (…, H, T, D/2, 2)
-    if torch.compiler.is_compiling():
-        # torch's compiler fuses real arithmetic, but has no complex numbers.
-        if x.is_cuda:
-            # Only the layout changes. FlashAttention returns its result in the memory order of the queries: if the
-            # heads of a token lie side by side there, merge() of the layer need not copy.
-            pairs = pairs.transpose(-4, -3)  # (…, H, T, D/2, 2) -> (…, T, H, D/2, 2)
-            rotation = rotation.unsqueeze(-3) if rotation.ndim == 3 else rotation.transpose(-4, -3)
-        a, b = pairs.unbind(-1)
-        cos, sin = rotation.unbind(-1)
-        turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
-        if x.is_cuda:
-            turned = turned.transpose(-4, -3)
-    else:
-        # a + ib times cos + i·sin: the same four products in one pass, 5 to 8 times faster in eager mode.
-        # A view as complex numbers needs pairs that are adjacent, at even addresses.
-        starts = (pairs.storage_offset(), *pairs.stride()[:-1])
-        is_viewable = pairs.stride(-1) == 1 and all(start % 2 == 0 for start in starts)
-        if not is_viewable:  # contiguous() would keep an odd address
-            pairs = pairs.clone(memory_format=torch.contiguous_format)
-        points = torch.view_as_complex(pairs)
-        turned = torch.view_as_real(points * torch.view_as_complex(rotation))
+    turned = turn_compiled(pairs, rotation) if torch.compiler.is_compiling() else turn(pairs, rotation)
     turned = turned.flatten(-2)  # (…, H, T, D/2, 2) -> (…, H, T, D)
     return turned if turned.dtype == x.dtype else turned.to(x.dtype)
+
+
+def turn(pairs: Pairs, rotation: Float[Tensor, "... T half 2"]) -> Pairs:
+    """Multiply a + ib by cos + i·sin, which has the four products of rotate().
+
+    It takes one pass, and is 5 to 8 times faster in eager mode.
+    """
+    # A view as complex numbers needs pairs that are adjacent, at even addresses.
+    starts = (pairs.storage_offset(), *pairs.stride()[:-1])
+    is_viewable = pairs.stride(-1) == 1 and all(start % 2 == 0 for start in starts)
+    if not is_viewable:  # contiguous() would keep an odd address
+        pairs = pairs.clone(memory_format=torch.contiguous_format)
+    return torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(rotation))
+
+
+def turn_compiled(pairs: Pairs, rotation: Float[Tensor, "... T half 2"]) -> Pairs:
+    """Compute the products of rotate() one by one.
+
+    torch's compiler fuses them, but has no complex numbers.
+    """
+    if pairs.is_cuda:
+        # The heads of a token come to lie side by side in memory, as they do in the projections. FlashAttention returns
+        # its result in the order of the queries, so that merge() of the layer need not copy.
+        pairs = pairs.transpose(-4, -3)  # (…, H, T, D/2, 2) -> (…, T, H, D/2, 2)
+        rotation = rotation.unsqueeze(-3) if rotation.ndim == 3 else rotation.transpose(-4, -3)
+    a, b = pairs.unbind(-1)
+    cos, sin = rotation.unbind(-1)
+    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
+    return turned.transpose(-4, -3) if pairs.is_cuda else turned
 
 
 @lru_cache(maxsize=16)

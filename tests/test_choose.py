@@ -55,12 +55,13 @@ def test_each_line_names_a_place_what_runs_and_why_each_faster_one_does_not(caps
     long = next(line for line in lines if re.match("  cpu +float32 +1,024 tokens", line))
     assert re.split(" {2,}", long.strip())[3:] == [
         "chunks",
-        "folded and varlen: not on cpu; half: not in half precision; bmm: more than 256 tokens; fused: no window, bias",
+        "folded and varlen: not on cpu; half: not in half precision; bmm: more than 256 tokens; "
+        "fused: no window, row_column",
     ]
     token = next(line for line in lines if re.match("  cuda +bfloat16 +1 token, 1,024 keys", line))
     assert re.split(" {2,}", token.strip())[3:] == [
         "fused_matrix",
-        "folded and varlen and chunks: one token; half and bmm: not on cuda; fused: no bias; "
+        "folded and varlen and chunks: one token; half and bmm: not on cuda; fused: no row_column; "
         "rows: for relative, faded and tilt",
     ]
     assert all(line.endswith("a state") for line in lines[14:])

@@ -48,7 +48,7 @@ SIZES_OF = {torch.float64: SIZES, torch.float32: [(130, 130), (70, 200)]}
 def chunked(weighting, q, k, v, *, row=None, column=None, **more):
     """Attention by chunks of queries."""
     weighting = WEIGHTINGS.get(weighting, weighting)
-    return chunks.chunked(Call(q, k, v, weighting, bias=None if row is None else (row, column), **more))[0]
+    return chunks.chunked(Call(q, k, v, weighting, row_column=None if row is None else (row, column), **more))[0]
 
 
 def inputs(T, S, dtype=torch.float64, heads=2, D=8, Dv=8):
@@ -325,7 +325,7 @@ for weighting in (Softmax(), Softcap(3.0), Sigmoid(), Sparsemax(), Stick()):
     torch._dynamo.reset()
     counter = CompileCounter()
     def attend(q, k, v, row):
-        return chunked(Call(q * 2, k, v, weighting, window=30, bias=(row, -row), dropout_p=0.1))[0] * 2
+        return chunked(Call(q * 2, k, v, weighting, window=30, row_column=(row, -row), dropout_p=0.1))[0] * 2
     compiled = torch.compile(attend, backend=counter)
     x = [torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3)] + [torch.randn(1, 2, 70)]
     same = []

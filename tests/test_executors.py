@@ -72,9 +72,9 @@ def make(names, weighting, dtype, T, S, seed) -> Case:
         given["doc_starts"] = torch.stack((position // 50 * 50, torch.full_like(position, S - T + 2)))
     if "window" in names:
         given["window"] = max(1, S // 3)
-    if "bias" in names:
-        given["bias"] = randn(B, H, T), randn(B, H, S)
-        leaves += given["bias"]
+    if "row_column" in names:
+        given["row_column"] = randn(B, H, T), randn(B, H, S)
+        leaves += given["row_column"]
     if "matrix" in names:
         given["matrix"] = randn(H, T, S)
         leaves.append(given["matrix"])
@@ -136,8 +136,8 @@ def definition(call: Call) -> torch.Tensor:
     name = call.weighting.name
     if name == "softcap":
         scores = CAP * torch.tanh(scores / CAP)
-    if call.bias is not None:
-        scores = scores + call.bias[0].double()[..., None] + call.bias[1].double()[..., None, :]
+    if call.row_column is not None:
+        scores = scores + call.row_column[0].double()[..., None] + call.row_column[1].double()[..., None, :]
     if call.matrix is not None:
         scores = scores + call.matrix.double()
     if call.relative is not None:
@@ -240,7 +240,7 @@ def check(names, weighting, dtype, T, S, seed):
     of = dict(zip(map(id, case.leaves), exact, strict=True))
     wide = call._replace(
         q=of[id(call.q)], k=of[id(call.k)], v=of.get(id(call.v), call.v),
-        bias=call.bias and tuple(of[id(part)] for part in call.bias),
+        row_column=call.row_column and tuple(of[id(part)] for part in call.row_column),
         matrix=None if call.matrix is None else of[id(call.matrix)],
         sink=None if call.sink is None else of[id(call.sink)],
         relative=call.relative and Relative(*(of[id(part)] for part in call.relative)),
@@ -272,7 +272,7 @@ def check(names, weighting, dtype, T, S, seed):
         found = torch.autograd.grad(y, case.leaves, g.to(dtype), allow_unused=True)
         for leaf, a, b in zip(case.leaves, found, gradients, strict=True):
             if a is None:  # rows of a bias, which change no weight where there is no sink
-                assert b.abs().max() < 1e-8 and call.bias is not None and leaf is call.bias[0], what
+                assert b.abs().max() < 1e-8 and call.row_column is not None and leaf is call.row_column[0], what
                 continue
             # A bias gets the sum of gradients that were rounded.
             room = 4 if a.dtype == torch.float32 != dtype else 1
@@ -335,7 +335,7 @@ def test_random_triples_of_features_are_their_definition_by_every_executor(seed)
 @pytest.mark.parametrize("weighting", [PLAIN, Softcap(CAP)], ids=lambda weighting: weighting.name)
 def test_a_bias_of_a_long_text_may_have_a_tokens_heads_side_by_side(weighting):
     """The chunks refused the rows of token_sink where heads share a key."""
-    check(("bias",), weighting, torch.float32, 257, 257, 0)
+    check(("row_column",), weighting, torch.float32, 257, 257, 0)
 
 
 def test_a_field_that_an_executor_has_not_declared_is_refused_by_it():
@@ -359,7 +359,7 @@ def test_a_new_field_goes_to_nobody_until_an_executor_declares_it():
         is_causal: bool = True
         doc_starts: object = None
         window: object = None
-        bias: object = None
+        row_column: object = None
         matrix: object = None
         relative: object = None
         sink: object = None
@@ -391,7 +391,7 @@ def test_a_weighting_of_ones_own_goes_to_no_executor_of_ours_whatever_its_name()
 
     for weighting in (Own(lambda scores: scores.softmax(-1) ** 2), Unknown("softmax"), Softmaxed()):
         weighting.name = "softmax"
-        for names, T in itertools.product(((), ("window",), ("bias",)), (64, 300)):
+        for names, T in itertools.product(((), ("window",), ("row_column",)), (64, 300)):
             call = make(names, weighting, torch.bfloat16, T, T, 0).call
             for executor in MADE:
                 if executor.weightings is not None:
@@ -453,10 +453,10 @@ def test_large_scores_in_half_precision_are_as_exact_as_in_float32(name, dtype, 
     v = torch.randn(1, H, T, 64).to(dtype)
     form, _, more = name.partition("+")
     function = of_weighting(Softcap(CAP)) if form == "softcap" else FORMS[form]
-    given = {"bias": (torch.randn(1, H, T), torch.randn(1, H, T))} if more == "bias" else {}
+    given = {"row_column": (torch.randn(1, H, T), torch.randn(1, H, T))} if more == "row_column" else {}
     given |= {"sink": torch.randn(H)} if more == "sink" else {}
     call = function.new_call(q, k, v, **given)
-    double = {name: tuple(t.double() for t in x) if name == "bias" else x.double() for name, x in given.items()}
+    double = {name: tuple(t.double() for t in x) if name == "row_column" else x.double() for name, x in given.items()}
     exact = FORMS["loop"] if form in ("matmul", "einsum", "bmm", "sdpa") else function
     wanted = run_call(exact.new_call(q.double(), k.double(), v.double(), **double), exact.executors)[0]
     for executor in able(call):

@@ -66,9 +66,12 @@ def exactly(call):
 
 def compare(call, with_varlen=False):
     """Let folded() and its gradients be those of the plain formula in float64."""
-    tensors = [call.q, call.k, call.v, *(call.bias or ()), *([] if call.sink is None else [call.sink])]
+    tensors = [call.q, call.k, call.v, *(call.row_column or ()), *([] if call.sink is None else [call.sink])]
     wide = [t.detach().double().requires_grad_() for t in tensors]
-    more = {"bias": tuple(wide[3:5]) if call.bias else None, "sink": None if call.sink is None else wide[-1]}
+    more = {
+        "row_column": tuple(wide[3:5]) if call.row_column else None,
+        "sink": None if call.sink is None else wide[-1],
+    }
     wanted = exactly(call._replace(q=wide[0], k=wide[1], v=wide[2], **more))
     y = folded(call, with_varlen)
     assert y.dtype == call.q.dtype and y.shape == wanted.shape
@@ -89,7 +92,7 @@ def compare(call, with_varlen=False):
 def test_biases_and_sinks_are_channels_and_rows_with_shared_heads_and_other_widths(given, dtype):
     for heads, Dv in ((4, 8), (2, 12), (1, 5)):
         row, column, sink = overlays()
-        more = {"bias": (row, column) if "bias" in given else None, "sink": sink if "sink" in given else None}
+        more = {"row_column": (row, column) if "bias" in given else None, "sink": sink if "sink" in given else None}
         compare(Call(*qkv(dtype, heads, Dv), scale=0.3, **more))
 
 
@@ -97,7 +100,7 @@ def test_biases_and_sinks_are_channels_and_rows_with_shared_heads_and_other_widt
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_documents_are_channels_and_queries_before_their_text_see_nothing(given, dtype):
     row, column, sink = overlays()
-    more = {"bias": (row, column) if "bias" in given else None, "sink": sink if "sink" in given else None}
+    more = {"row_column": (row, column) if "bias" in given else None, "sink": sink if "sink" in given else None}
     call = Call(*qkv(dtype, 2), doc_starts=STARTS, **more)
     compare(call)
     assert folded(call)[1, :, :3].abs().max() == 0
@@ -110,11 +113,11 @@ def test_hundreds_of_documents_and_biases_of_ten_thousand_cost_no_digit_that_the
     decay = -(torch.rand(1, 1, length, dtype=torch.float64) * 14).cumsum(-1).float()
     assert decay.min() < -10_000
     for call in (
-        Call(q, k, v, bias=(decay, -decay)),
+        Call(q, k, v, row_column=(decay, -decay)),
         Call(q, k, v, doc_starts=(torch.arange(length) // 8 * 8)[None]),
     ):
-        bias = call.bias and tuple(t.double() for t in call.bias)
-        exact = exactly(call._replace(q=q.double(), k=k.double(), v=v.double(), bias=bias))
+        bias = call.row_column and tuple(t.double() for t in call.row_column)
+        exact = exactly(call._replace(q=q.double(), k=k.double(), v=v.double(), row_column=bias))
         of_folded, of_matrix = ((y - exact).abs().max() for y in (folded(call), exactly(call)))
         assert of_folded < 1.5 * of_matrix
 
@@ -125,7 +128,7 @@ def test_windows_and_fewer_queries_than_keys_are_arguments_of_varlen_attn(given,
     row, column, _ = overlays()
     bias = (row, column) if given in ("bias", "everything") else None
     starts = STARTS if given in ("documents", "everything") else None
-    call = Call(*qkv(torch.bfloat16, 2, 12), doc_starts=starts, window=window, bias=bias)
+    call = Call(*qkv(torch.bfloat16, 2, 12), doc_starts=starts, window=window, row_column=bias)
     needs_varlen = window not in (None, T)
     assert choose(call, OF_WEIGHTING, "cuda") is (VARLEN if needs_varlen else FOLDED)
     compare(call, needs_varlen)
@@ -135,7 +138,7 @@ def test_windows_and_fewer_queries_than_keys_are_arguments_of_varlen_attn(given,
     # The last 30 of 70 positions, their keys in reach.
     if starts is None:
         bias = None if bias is None else tuple(overlays(S=T, T=30)[:2])
-        part = Call(*qkv(torch.bfloat16, 2, T=30), window=window, bias=bias)
+        part = Call(*qkv(torch.bfloat16, 2, T=30), window=window, row_column=bias)
         assert choose(part, OF_WEIGHTING, "cuda") is VARLEN
         compare(part, True)
         left = -1 if window is None else window - 1
@@ -150,11 +153,11 @@ def test_calls_that_no_kernel_serves_without_a_matrix_go_elsewhere(monkeypatch):
     cases = [
         (Call(*qkv(fp32), dropout_p=0.1), FOLDED),
         (Call(*qkv(fp32), sink=sink, dropout_p=0.1), FOLDED),
-        (Call(*qkv(fp32), bias=bias), WEIGHTED),  # its digits
+        (Call(*qkv(fp32), row_column=bias), WEIGHTED),  # its digits
         (Call(*qkv(fp32), doc_starts=STARTS), WEIGHTED),
         (Call(*qkv(fp32), window=20), WEIGHTED),  # no flash
-        (Call(*qkv(bf16), bias=bias, doc_starts=STARTS, sink=sink, dropout_p=0.1), FOLDED),
-        (Call(*qkv(bf16), bias=bias, doc_starts=STARTS, window=20), VARLEN),
+        (Call(*qkv(bf16), row_column=bias, doc_starts=STARTS, sink=sink, dropout_p=0.1), FOLDED),
+        (Call(*qkv(bf16), row_column=bias, doc_starts=STARTS, window=20), VARLEN),
         (Call(*qkv(bf16), window=20, dropout_p=0.1), WEIGHTED),  # no dropout
         (Call(*qkv(bf16), window=20, sink=sink), WEIGHTED),  # a key out of the window
         (FORMS["softmax1"].new_call(*qkv(bf16), window=20), WEIGHTED),  # whose null key is one
@@ -220,9 +223,9 @@ def test_layers_compute_on_a_gpu_what_they_compute_on_a_cpu(attention, settings,
 def test_autocast_rounds_no_channel(varlen):
     q, k, v = (t.detach() for t in qkv(torch.float32))
     decay = -(torch.rand(B, H, T) * 100).cumsum(-1)
-    expected = exactly(Call(q, k, v, bias=(decay, -decay)))
+    expected = exactly(Call(q, k, v, row_column=(decay, -decay)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, _ = run_call(Call(q, k, v, bias=(decay, -decay)), (FOLDED,), "cuda")
+        found, _ = run_call(Call(q, k, v, row_column=(decay, -decay)), (FOLDED,), "cuda")
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.float(), expected, atol=0.03, rtol=0.03)
 

@@ -80,8 +80,8 @@ class ScheduleConfig:
     """warmup_stable_decay (constant, then linear to the end), cosine (Loshchilov & Hutter 2017)
     or constant, each after a warm-up."""
     warmup_steps: int | None = None
-    """Steps of the linear warm-up from 0; when null 10, or 100 for cosine and constant, and at
-    most a tenth of the run."""
+    """Steps w of the linear warm-up, 1/(w+1) to w/(w+1) of the peak; when null 10, or 100 for cosine
+    and constant, and at most a tenth of the run."""
     decay_fraction: float = 0.7
     """For warmup_stable_decay: share of the run, at its end, in which the rate falls."""
     final_factor: float = 0.0
@@ -217,8 +217,9 @@ class TrainConfig:
     grad_clip: float = 1.0
     """Largest norm of the gradient; 0 turns clipping off."""
     max_skipped_steps: int = 10
-    """Stop if the loss or gradient was not finite in this many steps in a row. In fp16 such a step halves the scale of
-    the loss, and the run goes on as long as the scale is above 1."""
+    """Stop if the loss or gradient was not finite in so many last steps in a row, or more: looked at
+    when a step is logged, and once in so many steps. In fp16 such a step halves the scale of the
+    loss, and the run goes on while the scale is above 1."""
 
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""

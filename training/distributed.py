@@ -1,7 +1,13 @@
 """Several processes that train one model under torchrun: ranks, collectives, DDP.
 
+Each process, a rank, has the whole model and takes its part of a batch. A collective is a call that all ranks make
+together, such as a sum over them. torch's DistributedDataParallel (DDP) averages the gradients during the backward
+pass: it lays them side by side in buckets of some megabytes, and sends a bucket as soon as all of its gradients are
+there. So all ranks take the same step.
+
 A single process is rank 0 of 1, whose collectives have no effect. Signals and times, on which ranks agree at every
-step, go from CPU to CPU by gloo, so no device waits for them; losses and gradients by NCCL.
+step, go from CPU to CPU by the library gloo, so no device waits for them; losses and gradients between NVIDIA GPUs by
+NCCL.
 """
 
 import gc
@@ -234,5 +240,8 @@ def sync_gradients(loss: Callable[..., Tensor], *, last: bool) -> AbstractContex
 
 
 def gradient_norm(model: nn.Module) -> Tensor:
-    """Return the norm of all gradients of a model together."""
+    """Return the norm of all gradients of a model together.
+
+    DDP has made them equal on all ranks: no collective is needed.
+    """
     return torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])

@@ -336,7 +336,8 @@ def load_optimizer_state(
 # left   what is still to come; it falls from `whole` to 0
 # whole  what comes after the warm-up: 1 - warmup / steps, if the run's steps are known
 #
-# Fractions, not steps: a run that time ends does not know its steps.
+# Fractions, not steps: a run that time ends does not know its steps. Of 450 steps with 10 of warm-up, `whole` is
+# 440/450; with decay_fraction 0.7 the rate is 1 to step 135, where `left` is 0.7, and falls along a line to 0 at 450.
 
 
 def stable_then_linear(left: float, whole: float, decay_fraction: float) -> float:

@@ -254,7 +254,7 @@ class Run:
 
     @property
     def scale_can_fall(self) -> bool:
-        """Whether the next skipped step lowers the scale of fp16's loss, so that one after it may be finite."""
+        """Whether a skipped step lowers the scale of fp16's loss: a later one may be finite."""
         return bool(self.scaler.get_scale() > 1)  # 1 in other types
 
     def weights_are_finite(self) -> bool:

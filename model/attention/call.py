@@ -29,7 +29,7 @@ Output = Float[Tensor, "*lead H T Dv"]
 Overlay = Shaped[Tensor, "*#lead #H #T #S"] | Shaped[Tensor, "#T #S"] | Shaped[Tensor, "#S"] | Shaped[Tensor, ""]
 Mask = Overlay | None
 Bias = Float[Overlay, ""] | None  # an Overlay of floats
-Sum = tuple[Float[Tensor, "*#B H T"], Float[Tensor, "*#B H S"]]
+RowColumn = tuple[Float[Tensor, "*#B H T"], Float[Tensor, "*#B H S"]]
 """Rows and columns of a matrix: row_t + column_s."""
 Sink = Float[Tensor, " H"] | Float[Tensor, "B H T"]
 
@@ -77,10 +77,10 @@ class Call(NamedTuple):
     """The first key of each query's document."""
     window: int | None = None
     """The number of keys that a query sees, itself included."""
-    bias: Sum | None = None
+    row_column: RowColumn | None = None
     """A bias row_t + column_s, for which no matrix is made."""
     matrix: Bias = None
-    """A bias for each query and key, finite: the mask hides keys. contract.py calls this one `bias`."""
+    """A bias for each query and key, finite: the mask hides keys. It is the `bias` of contract.py."""
     relative: Relative | None = None
     """A bias that a query reads from profiles over the distance."""
     sink: Sink | None = None
@@ -154,10 +154,10 @@ def add_bias(call: Call, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*
     H = call.q.shape[-3]
     if row.shape[-2] != H or column.shape[-2] != H:
         row, column = (part.repeat_interleave(H // part.shape[-2], -2) for part in (row, column))
-    if call.bias is not None:
-        row = row + call.bias[0]
-        column = column + call.bias[1]
-    return call._replace(bias=(row, column))
+    if call.row_column is not None:
+        row = row + call.row_column[0]
+        column = column + call.row_column[1]
+    return call._replace(row_column=(row, column))
 
 
 def add_matrix(call: Call, matrix: Float[Tensor, "*#B #H #T S"]) -> Call:
@@ -228,8 +228,8 @@ def with_matrices(call: Call, index: Tensor | None = None, sink_in_front: bool =
     # The bias, in the type of the scores.
     dtype = torch.promote_types(call.q.dtype, torch.float32)
     matrix = None if call.matrix is None else call.matrix.to(dtype)
-    if call.bias is not None:
-        row, column = call.bias
+    if call.row_column is not None:
+        row, column = call.row_column
         summed = (row[..., None] + column[..., None, :]).to(dtype)
         matrix = summed if matrix is None else summed + matrix
     if call.relative is not None:

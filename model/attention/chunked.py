@@ -775,9 +775,9 @@ def chunked(call: Call) -> tuple[Output, Tensor | None]:
 
     # Give the bias all axes.
     row = column = None
-    if call.bias is not None:
-        row = call.bias[0].expand(B, H, T)
-        column = call.bias[1].expand(B, H, S)
+    if call.row_column is not None:
+        row = call.row_column[0].expand(B, H, T)
+        column = call.row_column[1].expand(B, H, S)
 
     # Let a query before its document see itself: its result is set to zeros afterwards.
     doc_starts = call.doc_starts

@@ -19,7 +19,7 @@ class AttentionContext:
     Of the modules named here some are forms and modifiers, which come later.
 
     name          shape                       written by   read by                            default
-    mask          broadcasts to (B, H, T, S)  the caller   make_call()                        causality alone
+    mask          broadcasts to (B, H, T, S)  a caller     make_call()                        causality alone
     doc_starts    (B, T)                      GPT          make_call(), places(), recurrent   all 0
     tokens        (B, T)                      GPT          value_embedding                    None
     cache         KVCache                     GPT          update_cache(), layer_cache(), …   None: T = S
@@ -50,12 +50,10 @@ class AttentionContext:
 
     @classmethod
     def with_loss(cls, device: torch.device) -> "AttentionContext":
-        """Return a context in which layers may add to an auxiliary loss.
-
-        It requires a gradient from the start, as it does after the first layer: a graph that torch has compiled for a
-        block is only valid for the same requires_grad, and the first block would need a second one. One graph of the
-        whole model cannot make a tensor that requires a gradient, and has no second block.
-        """
+        """Return a context in which layers may add to an auxiliary loss, which begins at 0."""
+        # It requires a gradient from the start, as it does after the first layer: the graph that torch compiles for a
+        # block serves one requires_grad, and a second one would be made for the first block. One graph of the whole
+        # model cannot make a tensor that requires a gradient, and has no second block.
         return cls(loss=torch.zeros((), device=device, requires_grad=not torch.compiler.is_compiling()))
 
     @property
@@ -63,10 +61,11 @@ class AttentionContext:
         """The number of positions in the cache."""
         return 0 if self.cache is None else self.cache.position
 
-    def rotation(self, rope: Rope, x: Tensor) -> Float[Tensor, "*lead T D/2 2"]:
-        """Return the angles of the present positions: those of `rotations`, else new ones in the type of x.
+    def rotation(self, rope: Rope, x: Tensor) -> Tensor:
+        """Return Rope.cos_sin() of the present positions, (…, T, D/2, 2).
 
-        The GPT makes them once for all layers, but does not know a Rope that a person gives a layer later.
+        They are in `rotations`, or made here. The GPT makes them once for all layers, but does not know a Rope that a
+        person gives a layer later.
         """
         made = self.rotations.get(rope)
         return rope.table(x, self.past) if made is None else made

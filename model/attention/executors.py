@@ -135,7 +135,7 @@ def unless_whole(call: Call) -> str | None:
     T, S = lengths(call)
     if call.q.ndim != 4 or T == 1 or T != S:
         return "one token" if T == 1 else "not (B, H, T, D) with S = T"
-    has_channels = call.bias is not None or call.doc_starts is not None
+    has_channels = call.row_column is not None or call.doc_starts is not None
     return "a bias needs half precision" if has_channels and call.q.dtype.itemsize > 2 else None
 
 
@@ -153,7 +153,9 @@ def unless_varlen(call: Call) -> str | None:
 
 
 def unless_short(call: Call) -> str | None:
-    """torch's kernels save no time there, and the matrix is small.
+    """Return why a text is not short.
+
+    In a short one torch's kernels save no time, and the matrix is small.
 
     Forward and backward of 24 × 4 heads of 32 channels: 1.5 ms instead of 1.7 at T = 64, 6.6 instead of 6.2 at 256, 31
     instead of 28 at 512. The fused kernel slows down 9 times where oneDNN multiplies in bf16, and bmm gains.
@@ -234,7 +236,7 @@ MATRICES = FIELDS_OF_ALL | {
     "is_causal",
     "doc_starts",
     "window",
-    "bias",
+    "row_column",
     "matrix",
     "relative",
     "sink",
@@ -253,7 +255,7 @@ def of_steps(compute: Callable[[Call], Output]) -> Executor:
 FOLDED = Executor(
     name="folded",
     run=folded,
-    fields=FIELDS_OF_ALL | {"doc_starts", "bias", "sink"},
+    fields=FIELDS_OF_ALL | {"doc_starts", "row_column", "sink"},
     devices=("cuda",),
     modes=UNRECORDED,
     misfit=unless_whole,
@@ -262,7 +264,7 @@ VARLEN = Executor(
     name="varlen",
     run=partial(folded, with_varlen=True),
     # varlen_attn has no dropout, and the key of a sink would lie outside the window.
-    fields=frozenset(("scale", "doc_starts", "bias", "window")),
+    fields=frozenset(("scale", "doc_starts", "row_column", "window")),
     devices=("cuda",),
     modes=UNRECORDED,
     misfit=unless_varlen,
@@ -294,7 +296,7 @@ FUSED = Executor(
 CHUNKS = Executor(
     name="chunks",
     run=chunked,
-    fields=FIELDS_OF_ALL | {"doc_starts", "bias", "window", "sink"},
+    fields=FIELDS_OF_ALL | {"doc_starts", "row_column", "window", "sink"},
     weightings=tuple(WITH_PASSES.values()),
     devices=("cpu", "cuda"),
     modes=UNRECORDED,

@@ -149,7 +149,8 @@ def weights_of(call: Call, products: Tensor | None = None) -> Scores:
         weights = call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
     if call.tilt is None:
         return weights
-    # parallax, of local.py: a local line in place of a local mean, E[v] - Cov(r·k, v), over the weights.
+    # Skip the rest at first. The form parallax (local.py) has a local line in place of a local mean: over the weights,
+    # E[v] - Cov(r·k, v).
     along = upcast(call.tilt) @ upcast(call.k).mT  # (…, H, T, S)
     weighted_along = weights * along
     return weights * (1 + weighted_along.sum(-1, keepdim=True)) - weighted_along

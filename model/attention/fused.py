@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from model.attention.call import Call, Key, Output, Query, Sum, Value, repeat_heads, scale_of
+from model.attention.call import Call, Key, Output, Query, RowColumn, Value, repeat_heads, scale_of
 from model.attention.functions import masked
 from model.cpu import is_recorded
 
@@ -106,7 +106,7 @@ def folded(call: Call, with_varlen: bool = False) -> Output:
     Dv = v.shape[-1]
     scale = scale_of(call)
     has_sink = call.sink is not None
-    bias = call.bias
+    bias = call.row_column
     if call.doc_starts is not None:
         bias = document_bias(call.doc_starts, bias)
 
@@ -153,7 +153,7 @@ def folded(call: Call, with_varlen: bool = False) -> Output:
     return y.masked_fill(sees_nothing[:, None, :, None], 0)
 
 
-def document_bias(doc_starts: Int[Tensor, "B T"], bias: Sum | None) -> Sum:
+def document_bias(doc_starts: Int[Tensor, "B T"], bias: RowColumn | None) -> RowColumn:
     """Return rows and columns that hide the keys of other documents, and add a bias."""
     # The number of each token's document, or of its padding, which is one too.
     position = torch.arange(doc_starts.shape[-1], device=doc_starts.device)

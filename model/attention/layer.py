@@ -9,7 +9,7 @@ With none of the settings that add something, this is the layer:
     y = weights @ repeat_heads(v, H)  # (B, H, T, D)
     change = o_proj(y.transpose(1, 2).flatten(2))  # (B, T, C), to be added to the residual stream
 
-Begin with MultiHeadAttention.heads(), which takes these steps in turn but for the last, which is forward()'s:
+Begin with MultiHeadAttention.head_outputs(), which takes these steps in turn but for the last, which is forward()'s:
 
 project   each token to a query, a key and a value for each head: project()
 mix       let modifiers change these: their mix()
@@ -153,12 +153,12 @@ class MultiHeadAttention(nn.Module):
         ctx = ctx or AttentionContext()
         if x.ndim != 3:
             return self(x.reshape(-1, *x.shape[-2:]), ctx).view(x.shape)
-        y = self.heads(x, ctx)
+        y = self.head_outputs(x, ctx)
 
         # Merge the heads into a change to the residual stream.
         return self.merge(y)  # (B, H, T, D) -> (B, T, C)
 
-    def heads(self, x: Stream, ctx: AttentionContext) -> Output:
+    def head_outputs(self, x: Stream, ctx: AttentionContext) -> Output:
         """Return the result of each head."""
         self.check(x, ctx)
 
@@ -204,14 +204,14 @@ class MultiHeadAttention(nn.Module):
         # From here to merge() model/row.py has the same for one token. Change both: tests/test_row.py compares.
 
         # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        q, k, v = heads.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
+        projected = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = projected.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v
 
     def rotate(self, heads: Query, ctx: AttentionContext) -> Float[Tensor, "*lead H T E"]:
         """Rotate queries or keys by their positions, if the layer has RoPE or PoPE.
 
-        That of PoPE is without the phase of keys.
+        Those of an indexer (sparse.py) come here with PoPE too, and have no phase.
         """
         if self.pope is not None:
             return self.pope.of_lengths(heads, ctx.past)
@@ -321,7 +321,7 @@ class MultiHeadAttention(nn.Module):
             doc_starts = None if doc_starts is None else (doc_starts - ctx.past).clamp(min=0)
         ctx = replace(ctx, cache=None, mask=mask, doc_starts=doc_starts, weights_only=True)
 
-        # The steps of heads(), with values that are the identity: weights times the identity are the weights.
+        # The steps of head_outputs(), with values that are the identity: weights times the identity are the weights.
         self.check(x, ctx)
         q, k, v = self.queries_keys_values(x, ctx)
         v = torch.eye(x.shape[1], dtype=v.dtype, device=v.device).expand(*v.shape[:-1], -1)  # (B, Hkv, T, T)

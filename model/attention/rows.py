@@ -15,7 +15,7 @@ from model.attention.call import Call, Output, Relative, lengths
 CHUNK = 128
 """The queries of a chunk."""
 CUT_BY_ROWS = (
-    *("scale", "window", "mask", "doc_starts", "bias", "matrix"),
+    *("scale", "window", "mask", "doc_starts", "row_column", "matrix"),
     *("relative", "sink", "faded", "tilt"),
 )
 """The fields of a call that chunks_of() knows.
@@ -64,7 +64,7 @@ class Rows(torch.autograd.Function):
 
 def tensors_of(call: Call) -> list[Tensor | None]:
     """Return the tensors of a call, in the order in which with_tensors() takes them."""
-    bias = call.bias or (None, None)
+    bias = call.row_column or (None, None)
     relative = call.relative or (None, None)
     return [*call[:3], call.mask, call.doc_starts, *bias, call.matrix, *relative, call.sink, call.faded, call.tilt]
 
@@ -73,7 +73,7 @@ def with_tensors(call: Call, tensors: Any) -> Call:
     """Return a call with other tensors in place of its own."""
     q, k, v, mask, doc_starts, row, column, matrix, r, profiles, sink, faded, tilt = tensors
     call = call._replace(q=q, k=k, v=v, mask=mask, doc_starts=doc_starts, matrix=matrix, sink=sink)
-    call = call._replace(bias=None if row is None else (row, column), faded=faded, tilt=tilt)
+    call = call._replace(row_column=None if row is None else (row, column), faded=faded, tilt=tilt)
     return call._replace(relative=None if r is None else Relative(r, profiles))
 
 
@@ -91,9 +91,9 @@ def chunks_of(call: Call) -> Any:
         chunk = chunk._replace(mask=cut(call.mask, rows, keys), matrix=cut(call.matrix, rows, keys))
         if call.doc_starts is not None:
             chunk = chunk._replace(doc_starts=(call.doc_starts[:, rows] - first).clamp(min=0))
-        if call.bias is not None:
-            row, column = call.bias
-            chunk = chunk._replace(bias=(row[..., rows], column[..., keys]))
+        if call.row_column is not None:
+            row, column = call.row_column
+            chunk = chunk._replace(row_column=(row[..., rows], column[..., keys]))
         if call.relative is not None:
             chunk = chunk._replace(relative=call.relative._replace(r=call.relative.r[..., rows, :]))
         if call.faded is not None:
