@@ -78,7 +78,7 @@ def train(config: TrainConfig, threads: int | None = None) -> float:
 def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
     """Take one optimizer step on global batch `step`; return its loss and its gradient's norm.
 
-    In float32, one process and one micro-batch it comes to this:
+    In float32, one process and one micro-batch of a text it comes to this:
 
         inputs, targets, doc_starts = batch_to_device(data.train_batch(step, 0, batch_size), device)
         loss = model.loss(inputs, targets, doc_starts=doc_starts) / targets.numel()
@@ -130,6 +130,7 @@ def clip_and_update(run: Run, loss: Tensor) -> Tensor:
     largest_norm = run.config.grad_clip or float("inf")  # grad_clip=0: no clipping
     skip = ~(loss + grad_norm).isfinite()
     for optimizer in run.optimizers:
+        # A gradient of a larger norm is divided by norm / largest_norm, and then has the largest.
         optimizer.grad_scale = (grad_norm / largest_norm).clamp(min=1)
         optimizer.found_inf = skip.float()
         optimizer.step()

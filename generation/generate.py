@@ -65,8 +65,8 @@ def generate(
 
     Each prompt has one sample, which ends where the model ends the document, before the first of params.stop, or after
     params.max_new_tokens. Whenever a piece of text is yielded, the model is in the mode (train or eval) that it had.
-    Raises, with the first chunk that is asked for, FloatingPointError when logits are not finite, and ValueError unless
-    prompts are lists of token ids, with a seed for each, and lm_head has a logit for each id.
+    Raises FloatingPointError when logits are not finite, and, when the first chunk is asked for, ValueError unless
+    prompts are lists of one token id or more, with a seed for each, and lm_head has a logit for each id.
     """
     if any(isinstance(prompt, str) for prompt in prompts):
         raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")
@@ -96,7 +96,7 @@ def generate(
             uniform = [uniform_number(generators[number]) for number in samples]
             drawn = sample(filtered, torch.cat(uniform))
 
-        # 3) Read tokens and flag in one transfer: a step waits for the device here, and where a row is dropped.
+        # 3) Read tokens and flag, as 0 or 1, in one transfer: a step waits for the device here, and in take().
         *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
         if not is_finite:
             raise FloatingPointError("its logits are not finite")
@@ -137,8 +137,8 @@ class Decoder:
         model = uncompiled(model)
         self.model = model
         self.device = model.device
-        # It calls the model in eval mode: _forward() says how. For a single text on a CPU, model/row.py computes the
-        # same in fewer operators.
+        # It calls the model in eval mode, and leaves the model's own mode alone: a caller may train it between two
+        # tokens. For a single text on a CPU, model/row.py computes the same in fewer operators.
         self.decoded = DecodedModel(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from model.attention import make_attention
 from model.attention.context import AttentionContext
 from model.attention.layer import MultiHeadAttention
+from model.attention.masks import check_starts
 from model.attention.registry import check_names
 from model.cache import DocStarts, KVCache, Tokens
 from model.config import GPTConfig
@@ -170,8 +171,9 @@ class GPT(nn.Module):
         A loss of these logits has no gradient for the indexers of sparse attention (sparse.py), which learn by an
         auxiliary loss: take that of loss().
 
-        Raises ValueError for more positions than position=learned has embeddings or the cache has room for, and for
-        tokens of another shape or beyond the vocabulary; on a GPU, which is not waited for, its kernels assert that.
+        Raises ValueError for more positions than position=learned has embeddings or the cache has room for, for tokens
+        of another shape or beyond the vocabulary, and for doc_starts that number texts. The latter two are not found
+        on a GPU, which is not waited for; its kernels assert that ids are in the vocabulary.
         """
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache)
         return self.logits(x[:, -1:] if last else x)
@@ -189,6 +191,7 @@ class GPT(nn.Module):
         ctx: the state that the layers share; a caller that passes one in can read their auxiliary loss afterwards.
         forward() explains the other arguments.
         """
+        # model/row.py has this loop for one token. Change both: tests/test_row.py compares.
         x, ctx = self.embed(tokens, doc_starts, cache, ctx or AttentionContext())
         for block in self.blocks:
             x = block(x, ctx)
@@ -205,6 +208,8 @@ class GPT(nn.Module):
     ) -> tuple[Stream, AttentionContext]:
         """Return the input of the blocks: the embedded tokens, and the layers' shared context."""
         check_input(self, tokens, cache)
+        if doc_starts is not None:
+            check_starts(doc_starts, past=0 if cache is None else cache.position)
         T = tokens.size(1)
         ctx.tokens = tokens
         ctx.doc_starts = doc_starts if cache is None else cache.continue_documents(doc_starts, T)

@@ -142,10 +142,11 @@ def chunk_loss_and_gradient(
     The derivative of -ln p of the target is p at each logit, and p - 1 at the target's.
 
     nats       -ln p of the target
-    at_target  its derivative by the target's logit, p - 1
-    slope      those by all other logits, p. The caller writes at_target over the target's
+    at_target  its derivative by the target's logit, p - 1. Made from nats, it keeps its digits where p is near 1
+    slope      p of all logits, also of the target. There the caller puts at_target
 
-    Both are multiplied by the derivative of the cap, if there is one. lm_head: one row per id, then rows of padding.
+    at_target and slope are multiplied by the derivative of the cap, if there is one. lm_head: one row per id, then rows
+    of padding.
     """
     # The logits, −∞ for the padding.
     logits = F.linear(x, lm_head).to(torch.promote_types(x.dtype, torch.float32))

@@ -8,7 +8,8 @@ whoever takes a model elsewhere may copy it:
     model.load_state_dict(safetensors.torch.load_file("outputs/…/checkpoints/step_450/model.safetensors"))
 
 The sizes are those of "model" in the settings of meta.json, beside that file. Compare the other settings there with
-the defaults: one that has no weights, such as a window, loads without a word and is not what was trained.
+the defaults in model/config.py: one that has no weights, such as a window, loads without a word and is not what was
+trained.
 
 B texts of T tokens; a token is a vector of C channels, which H heads divide into D = C / H each.
 """
@@ -167,7 +168,7 @@ def train(
         if step == steps:
             break
 
-        # The learning rate: a line from lr down to 0 at the end, and less than that in the first ten steps.
+        # The learning rate: a line from lr down to 0 at the end, and less than that in the first nine steps.
         optimizer.param_groups[0]["lr"] = lr * min(1, (step + 1) / 10) * (1 - step / steps)
 
         # A batch: windows of the text at random places. The target of each token is the one that follows it.

@@ -1,5 +1,6 @@
 """The GPT: its shapes, its sizes, what may influence what, its loss."""
 
+import itertools
 import json
 import math
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 
 import model.loss
 from common.errors import SettingsError
-from model.attention import FORMS, MODIFIERS
+from model.attention import FORMS, MODIFIERS, AttentionContext
 from model.cache import KVCache
 from model.config import MLPS, GPTConfig
 from model.cpu import LARGE
@@ -524,3 +525,22 @@ def test_forward_mode_derivatives_are_those_of_differences(settings):
         return torch.func.functional_call(gpt, moved, tokens)
 
     close(slope, ((at(1e-6) - at(-1e-6)) / 2e-6).float(), atol=1e-3 * slope.abs().max().item())
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("numbers", [[0, 0, 0, 1, 1], [0, 1, 1, 1, 2], [1, 1, 1, 2, 2], [0, 0, 2, 2, 1]])
+def test_texts_that_are_numbered_are_refused_with_the_starts_that_are_meant(numbers):
+    model = random_gpt()
+    tokens, ids = torch.arange(5).repeat(2, 1), torch.tensor([[0] * 5, numbers])
+    starts = torch.tensor([[0] * 5, [numbers.index(number) for number in numbers]])
+    alone = [model(tokens[:1, i:j]) for i, j in itertools.pairwise([*sorted(set(starts[1].tolist())), 5])]
+    close(model(tokens, doc_starts=starts)[1:], torch.cat(alone, 1))
+    layer, x = model.blocks[0].attention, torch.randn(2, 5, 32)
+    layer(x, AttentionContext(doc_starts=starts))
+    for run in (lambda: model(tokens, doc_starts=ids), lambda: layer(x, AttentionContext(doc_starts=ids))):
+        with pytest.raises(ValueError, match="doc_starts has . for token .*the positions of the first tokens") as found:
+            run()
+        assert eval(str(found.value).split("they are ")[-1].rstrip("."), {"ids": ids}).equal(starts)
+    cache = KVCache(5)
+    model(tokens[:, :3], doc_starts=starts[:, :3], cache=cache)
+    close(model(tokens[:, 3:], doc_starts=starts[:, 3:], cache=cache), model(tokens, doc_starts=starts)[:, 3:])

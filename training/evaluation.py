@@ -50,7 +50,7 @@ def evaluate(
     mode (train or eval) again.
     """
     device = next(model.parameters()).device
-    rows = 1 if isinstance(data, TokenDataset) else 2  # nats, and hits of a task
+    kinds = 1 if isinstance(data, TokenDataset) else 2  # nats of each target, and hits of a task
 
     # The ranks take turns. Keep the nats of each target, in a task its hit too, and its bytes; zeros for the targets
     # that another rank scores.
@@ -63,9 +63,9 @@ def evaluate(
             targets = torch.from_numpy(batch.targets)
             scored = targets != IGNORE_INDEX
             if number % ranks.size == ranks.rank:
-                figures.append(score_batch(model, batch, device, autocast)[:rows, scored.to(device)])
+                figures.append(score_batch(model, batch, device, autocast)[:kinds, scored.to(device)])
             else:
-                figures.append(torch.zeros(rows, int(scored.sum()), device=device))
+                figures.append(torch.zeros(kinds, int(scored.sum()), device=device))
             sizes.append(lengths[targets[scored]])
 
     # Sum over the ranks.

@@ -169,7 +169,7 @@ class Muon:
 
     Size: all slices together would move further than the whole matrix. Take an up_proj of 384 rows and 128 columns. Its
     U Vᵀ has 128 singular values of 1, hence the norm √128. Cut into 12 slices of 32 rows it has 12 times 32, and the
-    norm √384. The factor √(128 / 384) gives a cut matrix the size of an uncut one:
+    norm √384. The factor √(128 / 384) takes that back:
 
         kind      shape    slices                       moves by
         rows      (c, C)   c / width, of width rows     √min(1, C/c) U Vᵀ of each
@@ -238,7 +238,8 @@ class Muon:
     def update(self, matrices: Tensor, parts: tuple[int, ...], kind: str) -> Tensor:
         """Return the updates of matrices (N, m, n) at a rate of 1, each part of the rows separately."""
         # Are all parts cut alike, and no slice across two? Of qkv_proj with 3 · 128 rows and heads of 32 all 12 slices
-        # then are one batch. With two key heads its parts have 128, 64 and 64 rows, and factors of their own.
+        # then are one batch. Heads of 64 make parts of 256 rows, or with two key heads of 256, 128 and 128: of 128
+        # columns the first then has a factor of its own.
         slicings = [self.slices(rows, matrices.size(2), kind) for rows in parts]
         are_cut_alike = len(set(slicings)) == 1 and all(rows % self.width == 0 for rows in parts)
         if len(parts) > 1 and not are_cut_alike:

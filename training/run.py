@@ -162,28 +162,30 @@ class Run:
         """Whether the last evaluations, as many as config.patience, brought no better loss."""
         return self.config.patience is not None and self.progress.without_gain >= self.config.patience
 
-    def save(self, *, finished: bool = False) -> bool:
+    def save(self, *, finished: bool = False) -> None:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
-        If this checkpoint exists, only its meta.json is written. Returns whether it writes. Every rank must call.
+        If this checkpoint exists, only its meta.json is written. Every rank must call. First check_skipped_steps() may
+        raise SettingsError: for too many skipped steps in a row, and at the end for a validation loss that is not
+        finite. Then
 
-            weights     last steps   within a run            at its end
-            finite      taken        written                 written
-            finite      skipped      False; nothing written  written, or SettingsError if the loss is not finite
-            not finite  any          False; nothing written  SettingsError
+            weights     last steps   within a run     at its end
+            finite      taken        written          written
+            finite      skipped      nothing written  written
+            not finite  any          nothing written  SettingsError
 
         Here a step in fp16 counts as skipped only if the scale has fallen to 1 or less: until then it lowers the scale.
         """
         self.check_skipped_steps(finished=finished)
         with self.memory_errors_of("a save"):
-            return self._save(finished)
+            self._save(finished)
 
-    def _save(self, finished: bool) -> bool:
+    def _save(self, finished: bool) -> None:
         progress = self.progress
         diverges = progress.skipped_in_a_row and not self.scale_can_fall
         if (diverges and not finished) or not self.weights_are_finite():
             log.warning("step %d is not finite, so it is not saved: the checkpoints stay as they are.", progress.step)
-            return False
+            return
         progress.seconds = self.seconds
         progress.finished = finished
         self.started = time.perf_counter()
@@ -194,7 +196,6 @@ class Run:
             weights = {} if has_tensors else plain_weights(self.model)
             optimizer = {} if has_tensors else optimizer_state(self.model, self.optimizers)
             self.checkpointer.save(weights, optimizer, self.meta())
-        return True
 
     def is_saved(self) -> bool:
         """Return whether this step's checkpoint has been written; every rank must call."""

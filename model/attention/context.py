@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from model.attention.masks import check_starts
 from model.cache import DocStarts, KVCache, Tokens
 from model.rope import Rope
 
@@ -23,9 +24,9 @@ class AttentionContext:
     doc_starts    (B, T)                      GPT          make_call(), places(), recurrent   all 0
     tokens        (B, T)                      GPT          value_embedding                    None
     cache         KVCache                     GPT          update_cache(), layer_cache(), …   None: T = S
-    rotations     Rope: (T, D/2, 2)           GPT          rotate()                           those of past … past+T-1
-    shared        name: any                   layers       value_residual, in later layers    none
-    loss          ()                          compute()    GPT.loss(), for its gradient       None outside training
+    rotations     dict by Rope: (T, D/2, 2)   GPT          rotate()                           those of past … past+T-1
+    shared        dict by name                layers       value_residual, in later layers    none
+    loss          ()                          compute()    GPT.loss(), and attend() of index  None outside training
     weights_only  bool                        weights()    compute(), and attend() of forms   False
     device        str                         GPT          compute()                          None: that of x
 
@@ -48,12 +49,16 @@ class AttentionContext:
     weights_only: bool = False
     device: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.doc_starts is not None:
+            check_starts(self.doc_starts, self.past)
+
     @classmethod
     def with_loss(cls, device: torch.device) -> "AttentionContext":
         """Return a context in which layers may add to an auxiliary loss, which begins at 0."""
-        # It requires a gradient from the start, as it does after the first layer: the graph that torch compiles for a
-        # block serves one requires_grad, and a second one would be made for the first block. One graph of the whole
-        # model cannot make a tensor that requires a gradient, and has no second block.
+        # After the first layer the loss requires a gradient. Let it do so from the start: if torch compiles block by
+        # block, all blocks then share one graph, which is valid for one requires_grad. If it compiles the whole model,
+        # is_compiling() is true here: a graph cannot make a tensor that requires a gradient, and need not.
         return cls(loss=torch.zeros((), device=device, requires_grad=not torch.compiler.is_compiling()))
 
     @property

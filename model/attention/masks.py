@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from model.cpu import is_eager
+
 Device = torch.device | str | None
 
 
@@ -37,6 +39,28 @@ def document_mask(doc_starts: Int[Tensor, "B T"], S: int) -> Bool[Tensor, "B 1 T
     The text begins at `doc_starts`.
     """
     return torch.arange(S, device=doc_starts.device) >= doc_starts[:, None, :, None]
+
+
+def check_starts(doc_starts: Int[Tensor, "B T"], past: int) -> None:
+    """Raise ValueError if the first token of a token's text belongs to another text.
+
+    So it is where texts are numbered, 0 0 0 1 1, in place of 0 0 0 3 3. Only numbers in main memory are read.
+
+    past: the position of the first of these tokens; what is known of earlier ones is not looked at.
+    """
+    if type(doc_starts) is not Tensor or not doc_starts.is_cpu or not is_eager() or doc_starts.ndim != 2:
+        return
+    T = doc_starts.shape[1]
+    place = doc_starts.long() - past  # of each text's first token
+    is_here = (place >= 0) & (place < T)
+    starts_of_first = doc_starts.gather(1, place.clamp(0, T - 1)) if T else doc_starts
+    wrong = is_here & (starts_of_first != doc_starts)
+    if wrong.any():
+        row, t = wrong.nonzero()[0].tolist()
+        start = int(doc_starts[row, t])
+        problem = f"doc_starts has {start} for token {past + t}, but {int(starts_of_first[row, t])} for token {start}"
+        remedy = "of texts that are numbered by `ids` they are (ids[:, :, None] == ids[:, None]).int().argmax(-1)"
+        raise ValueError(f"{problem}: they are the positions of the first tokens of texts; {remedy}.")
 
 
 def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:

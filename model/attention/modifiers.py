@@ -1,6 +1,6 @@
 """Small changes to a layer, each at one place of it: attention=sdpa+gate+sink.
 
-A modifier is a class that overrides one of Modifier's hooks. Most start as the identity: at step 0 the modified model
+A modifier is a class that overrides one of Modifier's hooks. Some start as the identity: at step 0 the modified model
 equals the plain one. This file has them by their hook:
 
 mix     changes queries, keys and values before they are rotated and cached
@@ -76,21 +76,6 @@ class Modifier(nn.Module):
         super().__init__()
         self.layer_idx = layer.layer_idx
 
-    @classmethod
-    def change_projections(cls, layer: MultiHeadAttention, config: AttentionConfig) -> None:
-        """Fit a layer to queries_per_head and replaces_qk_norm.
-
-        The layer calls it before it makes any modifier.
-        """
-        if cls.queries_per_head > 1:
-            # Make them again, wider. The first ones, thrown away, have drawn random numbers: a seed would give other
-            # weights without them, and the tables of docs/ other results.
-            layer.query_heads *= cls.queries_per_head
-            layer.make_projections(config)
-        if cls.replaces_qk_norm:
-            layer.q_norm = nn.Identity()
-            layer.k_norm = nn.Identity()
-
     def check_stack(self, layers: list[MultiHeadAttention], attention: str) -> None:
         """Raise SettingsError if the layers of a GPT, of the pattern `attention`, do not suit it."""
 
@@ -118,6 +103,21 @@ class Modifier(nn.Module):
     ) -> Output:
         """Change each head's result; v holds the values of the queries' own tokens."""
         return y
+
+    @classmethod
+    def change_projections(cls, layer: MultiHeadAttention, config: AttentionConfig) -> None:
+        """Fit a layer to queries_per_head and replaces_qk_norm.
+
+        The layer calls it before it makes any modifier.
+        """
+        if cls.queries_per_head > 1:
+            # Make them again, wider. The first ones, thrown away, have drawn random numbers: a seed would give other
+            # weights without them, and the tables of docs/ other results.
+            layer.query_heads *= cls.queries_per_head
+            layer.make_projections(config)
+        if cls.replaces_qk_norm:
+            layer.q_norm = nn.Identity()
+            layer.k_norm = nn.Identity()
 
 
 class PerHead(nn.Module):

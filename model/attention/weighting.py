@@ -36,8 +36,8 @@ class Weighting:
     counts_keys: ClassVar[bool] = False
     """Whether weights() may count keys from the last one, a query's own: a sink then stands before all others.
 
-    One that halves the weight with each key from the last would give a sink behind all keys the largest. A person's
-    weighting may count. Stick does, and needs no flag: it takes no sink.
+    Suppose the last key weighs 1 and the one before it ½: a sink behind all keys would be the last. A person's
+    weighting may count so. Stick does, and needs no flag: it takes no sink.
     """
     is_causal: ClassVar[bool] = False
     """Whether a query sees the keys before it alone, whatever a call says."""
