@@ -51,6 +51,8 @@ def fused_cross_entropy(
     torch raises RuntimeError on a CPU for other targets than ids and IGNORED; on a GPU, which is not waited for, its
     kernels assert that. There are no second derivatives: take F.cross_entropy of the logits for them.
     """
+    if not torch.is_grad_enabled():  # one of the three products is enough
+        return nats_of_each(x, weight, targets, softcap, largest_chunk)[0].sum()
     loss_and_gradient = loss_and_gradient or chunk_loss_and_gradient
     return _SummedNats.apply(x.flatten(0, -2), weight, targets.flatten(), softcap, loss_and_gradient, largest_chunk)
 

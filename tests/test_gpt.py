@@ -544,3 +544,14 @@ def test_texts_that_are_numbered_are_refused_with_the_starts_that_are_meant(numb
     cache = KVCache(5)
     model(tokens[:, :3], doc_starts=starts[:, :3], cache=cache)
     close(model(tokens[:, 3:], doc_starts=starts[:, 3:], cache=cache), model(tokens, doc_starts=starts)[:, 3:])
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_loss_without_gradients_makes_none(softcap):
+    x, weight, targets = torch.randn(2, 9, 8), torch.randn(31, 8), torch.randint(31, (2, 9))
+    targets[0, :4] = IGNORE_INDEX
+    logits = x @ weight.mT if softcap is None else softcap * (x @ weight.mT / softcap).tanh()
+    wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+    with torch.no_grad():
+        made = fused_cross_entropy(x, weight, targets, softcap, lambda *_: pytest.fail("gradients"), largest_chunk=999)
+    close(made, wanted)
