@@ -46,5 +46,15 @@ def start(arguments: list[str]) -> None:
 
 
 def group_options() -> dict[str, str]:
-    """Return the options of each group of conf/, separated by spaces."""
-    return {group: " ".join(sorted(path.stem for path in (CONF / group).iterdir())) for group in GROUPS}
+    """Return the options of each group of conf/, separated by spaces; with Hydra's groups what they are for."""
+
+    def options(group: str) -> str:
+        return " ".join(sorted(path.stem for path in (CONF / group).iterdir()))
+
+    meanings = {
+        "hydra/sweeper": "How -m, a sweep or multirun, chooses its jobs. --cfg hydra shows the settings of Hydra.",
+        "hydra/launcher": "How they run: one after the other without it. docs/sweeps.md explains both.",
+    }
+    return {group: options(group) for group in GROUPS} | {
+        group: f"{options(group)}. {meaning}" for group, meaning in meanings.items()
+    }

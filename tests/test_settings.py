@@ -557,6 +557,8 @@ def test_help_of_a_word_shows_the_whole_meaning_of_the_settings_that_mention_it(
     assert {"top_k=null", "top_p=1.0"} <= {
         line.split()[0] for line in helped("sample.py", "top_").splitlines() if "=" in line
     }
+    for word, options in (("sweeper", "decide grid"), ("multirun", "decide grid"), ("joblib", "joblib submitit_local")):
+        assert re.search(rf"^  hydra/\w+=OPTION +{options}", helped("train.py", word), re.M)
     with pytest.raises(
         SettingsError, match="^--help zorro: no setting has this in its name or meaning: --help all lists all"
     ):
