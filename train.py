@@ -88,7 +88,7 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         optimizer.zero_grad()
 
     The loss is in nats per target, the norm is that before clipping. Both stay on the device: nothing here waits for
-    it. If either is not finite, weights and optimizers stay as they are.
+    it, but on a Mac AdamW. If either is not finite, weights and optimizers stay as they are.
     """
     # Forward and backward, one micro-batch after the other: gradients add up.
     step_loss = torch.zeros((), device=run.device)
@@ -100,7 +100,8 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         run.seed_dropout(step, start)
         with sync_gradients(run.training_loss, last=(start == starts[-1])):
             with run.autocast:
-                # Divide by the targets of the global batch: the micro-batch size changes dropout and roundings alone.
+                # Divide by the targets of the global batch (those of a rank, as DDP takes means): the micro-batch size
+                # changes dropout and roundings alone.
                 loss = run.training_loss(inputs, targets, doc_starts=doc_starts) / run.loss_divisor
             run.scaler.scale(loss).backward()  # fp16 needs a larger loss, for its gradients not to vanish
         step_loss += loss.detach()

@@ -46,7 +46,10 @@ def start(arguments: list[str]) -> None:
 
 
 def group_options() -> dict[str, str]:
-    """Return the options of each group of conf/, separated by spaces; with Hydra's groups what they are for."""
+    """Return the options of each group of conf/, separated by spaces.
+
+    Hydra's groups have their meaning behind them.
+    """
 
     def options(group: str) -> str:
         return " ".join(sorted(path.stem for path in (CONF / group).iterdir()))

@@ -7,10 +7,10 @@ input's target is the token after it.
     inputs    7 3 9 9
     targets     3 9 9 2           the last is the first input of the sequence that follows in the text
 
-Within an epoch, which takes every sequence once, a batch is this:
+Within an epoch, which takes every sequence once, a batch is this, after `taken` sequences:
 
     offset, order = draw_epoch(seed, epoch, count, room)  # where the first of `count` sequences begins, and their order
-    first_tokens = [offset + number * block_size for number in order[place : place + batch_size]]
+    first_tokens = [offset + sequence * block_size for sequence in order[taken : taken + batch_size]]
     sequences = np.stack([tokens[first : first + block_size + 1] for first in first_tokens])  # (B, block_size + 1)
     inputs, targets = sequences[:, :-1], sequences[:, 1:]  # (B, T)
 

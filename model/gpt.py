@@ -171,9 +171,9 @@ class GPT(nn.Module):
         A loss of these logits has no gradient for the indexers of sparse attention (sparse.py), which learn by an
         auxiliary loss: take that of loss().
 
-        Raises ValueError for more positions than position=learned has embeddings or the cache has room for, for tokens
-        of another shape or beyond the vocabulary, and for doc_starts that number texts. The latter two are not found
-        on a GPU, which is not waited for; its kernels assert that ids are in the vocabulary.
+        Raises ValueError for more positions than position=learned has embeddings or the cache has room for, and for
+        tokens of another shape; on a CPU also for ids beyond the vocabulary and doc_starts that number texts. A GPU is
+        not waited for: its kernels assert that ids are in the vocabulary.
         """
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache)
         return self.logits(x[:, -1:] if last else x)
@@ -259,8 +259,8 @@ class GPT(nn.Module):
         """Return the loss -Σ log p(target) in nats: F.cross_entropy of the logits, summed.
 
         It is computed by chunks of tokens (model/loss.py), so that no tensor holds all the logits. If lm_head is more
-        than a matrix (has_plain_head), it is that of the full logits. In training mode its gradient is also that of the
-        auxiliary loss which layers may add.
+        than a matrix (not has_plain_head), it is that of the full logits. In training mode its gradient is also that of
+        the auxiliary loss which layers may add.
 
         targets: the tokens that follow; those of -1 (ours) and -100 (torch's) do not count.
         forward() explains the other arguments.

@@ -212,7 +212,7 @@ class _SummedNats(torch.autograd.Function):
             summed = summed + (nats * scored[part]).sum()
             torch.mm(slope, lm_head, out=grad_x[part])
             counted = rows[part] * scored[part]
-            if grad_lm_head.dtype == dtype:
+            if grad_lm_head.dtype == dtype:  # under autocast the sum is in float32
                 grad_lm_head.addmm_(slope.mT, counted)
             else:
                 grad_lm_head += slope.mT @ counted

@@ -104,8 +104,8 @@ class PlainGPT(nn.Module):
         self.final_norm = nn.RMSNorm(n_embd, eps=1e-6)
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
 
-        # Embeddings begin small. A layer keeps the size of its input, but layers that write to the stream begin at 0:
-        # each block is the identity at first, and all tokens are equally likely.
+        # Embeddings begin small. A layer keeps the size of its input, but those that write to the stream begin at 0,
+        # and so does lm_head: each block is the identity at first, and all tokens are equally likely.
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)

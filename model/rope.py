@@ -48,7 +48,7 @@ class Rope(NamedTuple):
     stretch: float = 1.0
     trained: float = 0.0
     whole: int = 0
-    """The D of the frequencies θ^(-2i/D): a head's channels for rope_proportional, else 0, for `channels`."""
+    """The D of the frequencies θ^(-2i/D): a head's channels for rope_proportional; 0 stands for `channels`."""
 
     @classmethod
     def of(cls, config: AttentionConfig, head_dim: int) -> "Rope":

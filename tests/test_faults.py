@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -381,7 +382,19 @@ def test_a_step_that_is_skipped_in_fp16_is_saved_unless_the_scale_cannot_fall_fu
     config = replace(train_config, precision="fp16", max_steps=12, eval_interval=100, sample_tokens=0)
     train(replace(config, checkpoint_interval=4, keep_checkpoints=9))
     assert sorted(int(one.name[5:]) for one in Path(config.run_dir).glob("checkpoints/step_*")) == saved
-    assert ("step 8 is not finite, so it is not saved" in caplog.text) == (8 not in saved)
+    assert ("step 8 was skipped, so it is not saved" in caplog.text) == (8 not in saved)
+
+
+def test_a_signal_after_a_skipped_step_loses_no_step_before_it(train_config, monkeypatch):
+    plant_nan(monkeypatch, range(6, 8), "gradient")
+    before_step(monkeypatch, 7, lambda run: os.kill(os.getpid(), signal.SIGTERM))
+    config = replace(train_config, eval_interval=100, checkpoint_interval=6, sample_tokens=0)
+    with pytest.raises(SystemExit):
+        train(config)
+    before, after = (load_file(Path(config.run_dir) / f"checkpoints/step_{n}/model.safetensors") for n in (6, 8))
+    assert all(weight.equal(after[name]) for name, weight in before.items())
+    train(replace(config, resume=config.run_dir, run_dir=None))
+    assert load_checkpoint(Path(config.run_dir) / "checkpoints/last").meta.progress.step == 20
 
 
 @pytest.mark.parametrize("scale", [2.0**16, 2.0**4])

@@ -50,10 +50,9 @@ def evaluate(
     mode (train or eval) again.
     """
     device = next(model.parameters()).device
-    kinds = 1 if isinstance(data, TokenDataset) else 2  # nats of each target, and hits of a task
 
-    # The ranks take turns. Keep the nats of each target, in a task its hit too, and its bytes; zeros for the targets
-    # that another rank scores.
+    # The ranks take turns. Keep nats and hit of each target, and its bytes; zeros for the targets that another rank
+    # scores.
     lengths = torch.from_numpy(data.token_bytes())
     figures = []
     sizes = []
@@ -63,14 +62,15 @@ def evaluate(
             targets = torch.from_numpy(batch.targets)
             scored = targets != IGNORE_INDEX
             if number % ranks.size == ranks.rank:
-                figures.append(score_batch(model, batch, device, autocast)[:kinds, scored.to(device)])
+                figures.append(score_batch(model, batch, device, autocast)[:, scored.to(device)])
             else:
-                figures.append(torch.zeros(kinds, int(scored.sum()), device=device))
+                figures.append(torch.zeros(2, int(scored.sum()), device=device))
             sizes.append(lengths[targets[scored]])
 
     # Sum over the ranks.
-    all_nats, *hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
-    return Evaluation.of_tokens(all_nats.numpy(), torch.cat(sizes).numpy(), hits[0].mean().item() if hits else None)
+    nats, hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
+    accuracy = None if isinstance(data, TokenDataset) else hits.mean().item()  # of a task
+    return Evaluation.of_tokens(nats.numpy(), torch.cat(sizes).numpy(), accuracy)
 
 
 @torch.no_grad()

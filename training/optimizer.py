@@ -1,8 +1,8 @@
 """Optimizers: parameter groups, AdamW, Muon, and learning-rate schedules.
 
 A step follows the contract of torch's fused optimizers: step() divides the gradients by the attribute grad_scale, and
-changes nothing if found_inf is 1. Both are scalars on the device, for which nothing waits. AdamW is not torch.optim's,
-whose constructor imports torch's compiler: 1.4 s and 78 MB at the start of each run.
+changes nothing if found_inf is 1. Both are scalars on the device, for which nothing waits but AdamW on a Mac. AdamW is
+not torch.optim's, whose constructor imports torch's compiler: 1.4 s and 78 MB at the start of each run.
 """
 
 import math

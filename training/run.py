@@ -145,7 +145,7 @@ class Run:
         """Save and raise SystemExit if a rank has received a signal; every rank must call."""
         signal = int(self.ranks.max(self.signals.received))
         if signal:
-            self.save()
+            self.save(leaving=True)
             self.checkpointer.finish()
             self.ranks.broadcast_object(None)  # a barrier: torchrun kills the remaining ranks once one exits
             raise SystemExit(128 + signal)
@@ -162,29 +162,32 @@ class Run:
         """Whether the last evaluations, as many as config.patience, brought no better loss."""
         return self.config.patience is not None and self.progress.without_gain >= self.config.patience
 
-    def save(self, *, finished: bool = False) -> None:
+    def save(self, *, finished: bool = False, leaving: bool = False) -> None:
         """Write checkpoints/step_N from a copy of the run's state, while training continues.
 
         If this checkpoint exists, only its meta.json is written. Every rank must call. First check_skipped_steps() may
         raise SettingsError: for too many skipped steps in a row, and at the end for a validation loss that is not
         finite. Then
 
-            weights     last steps   within a run     at its end
-            finite      taken        written          written
-            finite      skipped      nothing written  written
-            not finite  any          nothing written  SettingsError
+            weights     last step  within a run     at a signal      at its end
+            finite      taken      written          written          written
+            finite      skipped    nothing written  written          written
+            not finite  any        nothing written  nothing written  SettingsError
 
-        Here a step in fp16 counts as skipped only if the scale has fallen to 1 or less: until then it lowers the scale.
+        A run whose steps are skipped may be about to fail, and then goes on from a checkpoint before them. Here a step
+        in fp16 counts as skipped only if the scale has fallen to 1 or less: until then it lowers the scale.
         """
         self.check_skipped_steps(finished=finished)
         with self.memory_errors_of("a save"):
-            self._save(finished)
+            self._save(finished, leaving)
 
-    def _save(self, finished: bool) -> None:
+    def _save(self, finished: bool, leaving: bool) -> None:
         progress = self.progress
-        diverges = progress.skipped_in_a_row and not self.scale_can_fall
-        if (diverges and not finished) or not self.weights_are_finite():
-            log.warning("step %d is not finite, so it is not saved: the checkpoints stay as they are.", progress.step)
+        is_skipped = progress.skipped_in_a_row and not self.scale_can_fall
+        waits = is_skipped and not finished and not leaving
+        if waits or not self.weights_are_finite():
+            fault = "was skipped" if waits else "is not finite"
+            log.warning("step %d %s, so it is not saved: the checkpoints stay as they are.", progress.step, fault)
             return
         progress.seconds = self.seconds
         progress.finished = finished

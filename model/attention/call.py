@@ -87,7 +87,7 @@ class Call(NamedTuple):
     """The score of one more key, whose value is zero: (H,), or (B, H, T) if each query has its own."""
     indexer: Indexer | None = None
     """The choice of a few keys by an indexer."""
-    # Of single forms; skip these two at first.
+    # Of single forms, as relative and indexer are; skip these two at first.
     faded: Float[Tensor, "*lead Hkv S D"] | None = None
     """For keys that fade, as those of the form wall: the running sum of ln α; a position leaves a share α of each
     channel of earlier keys. See fading.py."""
@@ -192,7 +192,8 @@ def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."]
     if call.doc_starts is not None:
         same_text = document_mask(call.doc_starts, S)
         mask = same_text if mask is None else mask & same_text
-    # A window needs causality in the matrix, and so does any other mask: the result is all that an executor gets.
+    # Of a single query causality hides nothing, but a window does. Else a matrix has causality too: it is all that an
+    # executor gets.
     makes_mask = mask is not None or call.indexer is not None
     if has_window or (makes_mask and hides_later(call)):
         causal = causal_mask(T, S, call.q.device, call.window)

@@ -17,7 +17,7 @@ class AttentionContext:
 
     The GPT makes one for each pass; a layer alone may go without.
 
-    Of the modules named here some are forms and modifiers, which come later.
+    Of the modules named here some are forms and modifiers. Read the table again after layer.py.
 
     name          shape                       written by   read by                            default
     mask          broadcasts to (B, H, T, S)  a caller     make_call()                        causality alone
@@ -56,6 +56,7 @@ class AttentionContext:
     @classmethod
     def with_loss(cls, device: torch.device) -> "AttentionContext":
         """Return a context in which layers may add to an auxiliary loss, which begins at 0."""
+        # This matters to torch's compiler alone: skip it at first.
         # After the first layer the loss requires a gradient. Let it do so from the start: if torch compiles block by
         # block, all blocks then share one graph, which is valid for one requires_grad. If it compiles the whole model,
         # is_compiling() is true here: a graph cannot make a tensor that requires a gradient, and need not.

@@ -6,7 +6,7 @@ silence: a new field of Call goes to nobody until an executor declares it.
 
 folded          causal calls by torch's fastest kernel on a GPU, FlashAttention in half precision; bias, documents and
                 sink, if there are any, become channels and keys (fused.py)
-varlen          the same in torch's varlen_attn, which knows a window
+varlen          such calls in torch's varlen_attn, which knows a window, but no sink and no dropout
 half            short texts in half precision on a CPU, half_weighted with other weights (half.py)
 bmm             short texts on a CPU: the plain products of functions.py
 fused           torch's kernels for calls with nothing but causality: on a CPU, and one token on a GPU (fused.py)
@@ -16,8 +16,9 @@ fused_matrix    torch's kernels with mask and bias as a matrix
 weighted        the definition, for any weighting: functions.py
 
 A form of attention has some of these, the fastest first; the last one serves every call of a layer. `matmul` and its
-equals have their own steps in place of torch's kernels; long texts, and on a CPU half precision, go to `chunks` and
-`half` there too. `python -m model.attention.choose NAME` prints what runs when.
+equals have their own steps in place of torch's kernels; those of `einsum`, `loop` and `stacked` run always, while long
+texts of `matmul` and `bmm` go to `chunks`, and on a CPU half precision to `half`. `python -m model.attention.choose
+NAME` prints what runs when.
 
 To exchange one kernel, write a function of a Call, make an Executor of it that declares the fields and weightings which
 it serves, and put it in front of a form's executors.

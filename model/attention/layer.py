@@ -120,8 +120,8 @@ class MultiHeadAttention(nn.Module):
 
         # Modifiers act in the order of registration, those that are `last` at the end (sorted() is stable).
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
-        # Let them change the projections first. What replaces QK-norm comes after what makes the projections again, and
-        # QK-norm with them.
+        # Let them change the projections first. To make these again brings QK-norm back, so whatever replaces QK-norm
+        # comes last.
         for cls in sorted(classes.values(), key=lambda cls: cls.replaces_qk_norm):
             cls.change_projections(self, config)
         self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())
@@ -214,7 +214,7 @@ class MultiHeadAttention(nn.Module):
 
         Those of an indexer (sparse.py) come here with PoPE too, and have no phase.
         """
-        if self.pope is not None:
+        if self.pope is not None:  # an indexer's: queries_keys_values() rotates the others
             return self.pope.of_lengths(heads, ctx.past)
         if self.rope is None:
             return heads
@@ -264,6 +264,7 @@ class MultiHeadAttention(nn.Module):
             k,
             v,
             mask=mask,
+            is_causal=True,
             doc_starts=doc_starts,
             window=self.window,
             dropout_p=self.dropout if self.training else 0.0,
@@ -284,8 +285,8 @@ class MultiHeadAttention(nn.Module):
         """Compute a call by the first executor of the form that serves all of it: see executors.py."""
         executors = self.function.executors
         if ctx.weights_only:
-            # weights() has values that are T wide, to which torch's kernels would pad queries and keys. Take the last
-            # executor: it is the plain formula.
+            # weights() has values of T channels, which the fast executors are not made for. Take the last one: it is
+            # the plain formula.
             executors = executors[-1:]
         y, loss = run_call(call, executors, ctx.device)  # the loss of an indexer, else None
         if loss is not None and ctx.loss is not None:

@@ -42,11 +42,12 @@ def document_mask(doc_starts: Int[Tensor, "B T"], S: int) -> Bool[Tensor, "B 1 T
 
 
 def check_starts(doc_starts: Int[Tensor, "B T"], past: int) -> None:
-    """Raise ValueError if the first token of a token's text belongs to another text.
+    """Raise ValueError unless doc_starts[doc_starts[t]] == doc_starts[t].
 
-    So it is where texts are numbered, 0 0 0 1 1, in place of 0 0 0 3 3. Only numbers in main memory are read.
+    It is not so where texts are numbered, 0 0 0 1 1, in place of 0 0 0 3 3. On a GPU, which would have to be waited
+    for, nothing is checked.
 
-    past: the position of the first of these tokens; what is known of earlier ones is not looked at.
+    past: the position of the first of these tokens. Texts that begin before it are not checked.
     """
     if type(doc_starts) is not Tensor or not doc_starts.is_cpu or not is_eager() or doc_starts.ndim != 2:
         return

@@ -36,8 +36,8 @@ class Weighting:
     counts_keys: ClassVar[bool] = False
     """Whether weights() may count keys from the last one, a query's own: a sink then stands before all others.
 
-    Suppose the last key weighs 1 and the one before it ½: a sink behind all keys would be the last. A person's
-    weighting may count so. Stick does, and needs no flag: it takes no sink.
+    True for a person's function: suppose it weighs the last key by 1 and the one before it by ½; a sink behind all keys
+    would be the last. Stick counts keys too, but takes no sink.
     """
     is_causal: ClassVar[bool] = False
     """Whether a query sees the keys before it alone, whatever a call says."""
