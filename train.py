@@ -100,8 +100,8 @@ def train_step(run: Run, step: int) -> tuple[Tensor, Tensor]:
         run.seed_dropout(step, start)
         with sync_gradients(run.training_loss, last=(start == starts[-1])):
             with run.autocast:
-                # Divide by the targets of the global batch (those of a rank, as DDP takes means): the micro-batch size
-                # changes dropout and roundings alone.
+                # Divide by the targets of the global batch, under torchrun by a rank's share of them: DDP averages over
+                # the ranks. So the micro-batch size changes dropout and roundings alone.
                 loss = run.training_loss(inputs, targets, doc_starts=doc_starts) / run.loss_divisor
             run.scaler.scale(loss).backward()  # fp16 needs a larger loss, for its gradients not to vanish
         step_loss += loss.detach()

@@ -40,7 +40,7 @@ class RMSNorm(nn.RMSNorm):
             rows = x.to(self.weight.dtype, memory_format=torch.contiguous_format)
             y = FusedRMSNorm.apply(rows, self.weight, self.eps)
             return y.to(x.dtype)
-        # Autocast leaves the weight in float32, and torch's kernels want one dtype. The norm returns that of x: in
+        # Autocast leaves the weight in float32, and torch's kernels want one dtype: that of x. If the norm returned
         # float32, queries and keys would stand beside values in bf16, and attention could not use its fast kernel.
         return rms_norm(x, self.weight.to(x.dtype), self.eps)
 

@@ -1,6 +1,6 @@
 """The default model on one page: attention, MLP, blocks, loss, sampling and training.
 
-Begin here; it needs torch alone. gpt.py computes the same from the same weights: it adds caches and faster code, and
+Begin here. gpt.py computes the same from the same weights: it adds caches and faster code, and
 the other settings of attention, positions, norms and MLPs. No command runs this page. Tests compare the two, and
 whoever takes a model elsewhere may copy it:
 
@@ -37,7 +37,8 @@ class PlainAttention(nn.Module):
         H = self.n_head
         D = C // H
 
-        # In each head a token has a query, which asks, a key, which answers, and a value, which others gather.
+        # In each head a token has a query, which asks, a key, which answers, and a value, which others gather. QK-norm
+        # keeps the scores from growing without bound.
         q, k, v = self.qkv_proj(x).view(B, T, 3, H, D).permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
         q = rotate(self.q_norm(q))
         k = rotate(self.k_norm(k))
@@ -70,7 +71,7 @@ class PlainMLP(nn.Module):
 
     def __init__(self, n_embd: int) -> None:
         super().__init__()
-        width = 64 * math.ceil(8 * n_embd / 3 / 64)
+        width = 64 * math.ceil(8 * n_embd / 3 / 64)  # three matrices of 8/3 C weigh as much as the usual two of 4 C
         self.gate_up_proj = nn.Linear(n_embd, 2 * width, bias=False)
         self.down_proj = nn.Linear(width, n_embd, bias=False)
 
@@ -127,14 +128,21 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
 
     @torch.no_grad()
-    def generate(self, tokens: Tensor, count: int, block_size: int = 128, temperature: float = 1.0) -> Tensor:
+    def generate(
+        self, tokens: Tensor, count: int, block_size: int = 128, temperature: float = 1.0, top_k: int | None = None
+    ) -> Tensor:
         """Return tokens (B, T) and `count` more, drawn one by one from the probabilities.
 
+        temperature: 1 draws from the model's own probabilities; less makes likely tokens likelier.
+        top_k: draw from so many likeliest tokens alone.
         A context longer than the block_size of training is cut to its end.
         """
         for _ in range(count):
-            logits = self(tokens[:, -block_size:])[:, -1]  # (B, V), after the last token
-            p = (logits / temperature).softmax(-1)
+            logits = self(tokens[:, -block_size:])[:, -1] / temperature  # (B, V), after the last token
+            if top_k is not None:
+                least = logits.topk(top_k).values[:, -1:]
+                logits = logits.masked_fill(logits < least, -torch.inf)
+            p = logits.softmax(-1)
             tokens = torch.cat((tokens, torch.multinomial(p, 1)), 1)
         return tokens
 

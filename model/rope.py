@@ -30,7 +30,7 @@ class Rope(NamedTuple):
 
     It has no weights; layers with equal settings share their tables.
 
-    Three ways to read texts `stretch` times longer than `trained`, all by turning more slowly:
+    Skip the rest at first: three ways to read texts `stretch` times longer than `trained`, all by turning more slowly:
 
     linear  divides the positions (Chen et al. 2023, eq. 4)
     yarn    divides the frequency of planes that turn less than once in the trained length, leaves planes of 32 turns or

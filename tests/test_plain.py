@@ -53,6 +53,17 @@ def test_a_context_beyond_the_block_is_cut_to_its_end():
         assert torch.equal(text[:, end - 1], gpt(text[:, max(0, end - 49) : end - 1], last=True)[:, 0].argmax(-1))
 
 
+def test_top_k_draws_the_likeliest_tokens_alone_in_their_proportions():
+    plain, _ = both()
+    torch.nn.init.normal_(plain.lm_head.weight)
+    start = TOKENS[:1, :5].expand(4000, 5)
+    drawn = plain.generate(start, 1, top_k=3)[:, -1]
+    p, best = plain(start[:1])[0, -1].softmax(-1).topk(3)
+    shares = torch.stack([(drawn == token).float().mean() for token in best])
+    assert {*drawn.tolist()} == {*best.tolist()}
+    close(shares, p / p.sum(), atol=0.03)
+
+
 def test_the_loop_learns_a_text_that_repeats_and_keeps_what_it_scores(tmp_path):
     torch.manual_seed(0)
     text = torch.arange(7).repeat(60)

@@ -1,6 +1,10 @@
 """One text on a CPU: the steps beside the layers compute what the layers do, with all that is attached to them."""
 
 import copy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -15,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.generate import Decoder, generate_text
+from model import row
 from model.attention import AttentionContext, make_attention
 from model.cache import KVCache
 from model.config import AttentionConfig
@@ -22,6 +27,7 @@ from model.gpt import GPT, Block
 from model.layers import Linear, RMSNorm
 from model.row import DecodedModel, serves
 
+ROOT = Path(__file__).parent.parent
 PARTS = ("blocks.0", "blocks.0.attention", "blocks.0.attention.qkv_proj", "blocks.0.attention.q_norm")
 PARTS += ("blocks.0.attention.o_proj", "blocks.0.attention_norm", "blocks.0.mlp", "blocks.0.mlp.down_proj")
 PARTS += ("blocks.1.dropout", "token_embedding", "final_norm", "lm_head", "")
@@ -358,3 +364,44 @@ def test_what_people_do_with_weights_works_before_and_while_a_text_is_written_an
         assert_usable()
     assert_usable()
     assert USES[use](model)
+
+
+def test_the_steps_repeat_the_present_code():
+    found = row.digest_of(row.REPEATED)
+    assert found == row.DIGEST, f'let the steps do what the code does, then write DIGEST = "{found}" in model/row.py'
+
+
+EDITED = """
+import torch
+from generation.generate import Decoder
+from model.config import GPTConfig
+from model.gpt import GPT
+torch.manual_seed(0)
+model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16, vocab_size=61, zero_init=False)).eval()
+with torch.inference_mode():
+    decoder = Decoder(model)
+    decoder.prefill([[1, 2, 3]], 8)
+    found = decoder.step([4])
+    whole = model(torch.tensor([[1, 2, 3, 4]]))[:, -1]
+    print(decoder.decoded.steps is not None, (found - whole).abs().max().item() < 1e-4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "old", "new", "takes_steps"),
+    [
+        ("gpt.py", "return x + self.dropout(self.mlp(", "return x + 2 * self.dropout(self.mlp(", False),
+        ("attention/layer.py", "return self.q_norm(q), self.k_norm(k), v", "return self.q_norm(q), k, 2 * v", False),
+        ("rope.py", "pairs = wide.unflatten", "pairs = -wide.unflatten", False),
+        ("gpt.py", "# model/row.py has this loop for one token", "# Words that say it otherwise", True),
+    ],
+)
+def test_an_edit_of_code_that_the_steps_repeat_is_computed_and_not_the_steps(file, old, new, takes_steps, tmp_path):
+    for name in ("model", "generation", "common", "data"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    source = (tmp_path / "model" / file).read_text(encoding="utf-8")
+    assert source.count(old) == 1
+    (tmp_path / "model" / file).write_text(source.replace(old, new), encoding="utf-8")
+    run = subprocess.run([sys.executable, "-c", EDITED], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.stdout == f"{takes_steps} True\n", run.stderr

@@ -111,7 +111,11 @@ def zeros(groups: list[Group], *names: str) -> State:
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2)."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2).
+
+    m ← β₁ m + (1 - β₁) g and v ← β₂ v + (1 - β₂) g², then w ← w - lr (m̂ / (√v̂ + ε) + weight_decay w), where m̂ and v̂ are
+    m and v divided by 1 - βᵗ in step t. torch's fused kernel computes it.
+    """
 
     grad_scale: Tensor
     found_inf: Tensor
@@ -331,8 +335,8 @@ def load_optimizer_state(
         ranks.broadcast_(tensor)
 
 
-# The decay of a learning rate after its warm-up: 1 is the peak rate, 0 final_factor times it. The arguments are
-# fractions of the run:
+# The decay of a learning rate after its warm-up. Each function returns a number from 1, the peak rate, to 0, which is
+# final_factor times that rate. The arguments are fractions of the run:
 #
 # left   what is still to come; it falls from `whole` to 0
 # whole  what comes after the warm-up: 1 - warmup / steps, if the run's steps are known

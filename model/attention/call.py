@@ -58,8 +58,8 @@ class Relative(NamedTuple):
 class Call(NamedTuple):
     """The arguments of attention.
 
-    The T queries are at the last T of the S positions. A query sees itself and the keys before it; the fields below
-    hide some of these or change their scores.
+    The T queries are at the last T of the S positions. By default a query sees itself and the keys before it; the
+    fields below hide some of these or change their scores.
     """
 
     q: Query
@@ -192,8 +192,8 @@ def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."]
     if call.doc_starts is not None:
         same_text = document_mask(call.doc_starts, S)
         mask = same_text if mask is None else mask & same_text
-    # Of a single query causality hides nothing, but a window does. Else a matrix has causality too: it is all that an
-    # executor gets.
+    # Any matrix has causality too, as an executor gets nothing else. A single query, the last, needs none, but for a
+    # window.
     makes_mask = mask is not None or call.indexer is not None
     if has_window or (makes_mask and hides_later(call)):
         causal = causal_mask(T, S, call.q.device, call.window)

@@ -144,7 +144,8 @@ def weights_of(call: Call, products: Tensor | None = None) -> Scores:
         weights = call.weighting.weights(scores)
     else:
         # One more key takes weight from the others, and gives nothing. Its score is (H,): with_constant_sink() has
-        # replaced one for each query. That of a person's weighting, which may count keys, has become key 0 before.
+        # replaced one for each query. It comes here if its place among the keys changes nothing: for a weighting that
+        # counts keys with_matrices() has made it a real key, in front.
         sink = call.sink[:, None, None].expand(*scores.shape[:-1], 1)
         weights = call.weighting.weights(torch.cat((scores, sink), -1))[..., :-1]
     if call.tilt is None:

@@ -202,7 +202,7 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Stream) -> Heads:
         """Return the queries, keys and values of x, normalised if the layer has QK-norm."""
-        # From here to merge() model/row.py has the same for one token. Change both: tests/test_row.py compares.
+        # From here to merge() model/row.py has the same for one token. Edit both: see DIGEST there.
 
         # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
         projected = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -40,7 +40,7 @@ class Weighting:
     would be the last. Stick counts keys too, but takes no sink.
     """
     is_causal: ClassVar[bool] = False
-    """Whether a query sees the keys before it alone, whatever a call says."""
+    """Whether later keys have no weight in any call."""
     # `passes`, and `key` below, are for executors: skip them at first.
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
     """The same weights in chunked.py's way, for long texts; None if there are none."""
