@@ -212,23 +212,35 @@ def writes(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Par
     """Return the vector that each part adds to the residual stream, (B, T, C).
 
     "embedding" is the stream before the first layer, "bias" the sum of the biases of o_proj. The sum of all is the
-    stream after the last layer.
+    stream after the last layer. o_proj may be an adapter, a quantised layer or another module in its place.
+
+    Raises SettingsError if the sum is another, because a hook changes the stream or an o_proj is not linear.
     """
-    first = streams(model, tokens, doc_starts)[0]
-    found: dict[Part | str, Stream] = {"embedding": first}
-    bias = torch.zeros_like(first)
-    for part, result in results(model, tokens, doc_starts).items():
-        found[part] = result
-        if part.head is None:
-            continue
-        o_proj: Any = model.blocks[part.layer].attention.o_proj
-        D = result.shape[-1]
-        if not isinstance(o_proj, nn.Identity):
-            columns = o_proj.weight[:, part.head * D : (part.head + 1) * D]  # (C, D)
-            found[part] = result @ columns.mT  # (B, T, D) @ (D, C) -> (B, T, C)
-        if part.head == 0 and getattr(o_proj, "bias", None) is not None:
-            bias = bias + o_proj.bias
+    all_streams = streams(model, tokens, doc_starts)
+    every_result = results(model, tokens, doc_starts)
+    found: dict[Part | str, Stream] = {"embedding": all_streams[0]}
+    bias = torch.zeros_like(all_streams[0])
+    with eval_mode(model):
+        for layer, block in enumerate(model.blocks):
+            # Project one head at a time. Call forward(): hooks before o_proj have changed the results already.
+            project = block.attention.o_proj.forward
+            heads = torch.stack([every_result[Part(layer, head)] for head in range(heads_of(block.attention))], -2)
+            of_none = project(torch.zeros_like(heads).flatten(-2))  # its bias: (B, T, H·D) -> (B, T, C)
+            bias = bias + of_none
+            for head in range(heads.shape[-2]):
+                alone = torch.zeros_like(heads)  # (B, T, H, D)
+                alone[..., head, :] = heads[..., head, :]
+                found[Part(layer, head)] = project(alone.flatten(-2)) - of_none
+            found[Part(layer)] = every_result[Part(layer)]
     found["bias"] = bias
+
+    # A sum in half precision is rounded at each part.
+    vectors = torch.stack([*found.values()])
+    rounding = max(1e-3, 8 * torch.finfo(vectors.dtype).eps)
+    rest = upcast(vectors).sum(0) - upcast(all_streams[-1])
+    if (rest.norm(dim=-1) > rounding * upcast(vectors).norm(dim=-1).amax(0)).any():
+        problem = "the parts and the embedding do not sum to the stream: a hook changes it, or an o_proj is not linear"
+        raise SettingsError(problem, "remove such hooks, and put a linear layer in place of such an o_proj")
     return found
 
 
@@ -249,7 +261,7 @@ def contributions(
 
     targets: a token id for each position, (B, T).
 
-    Raises SettingsError if lm_head is no matrix alone, whose logits would not be such sums.
+    Raises SettingsError if lm_head is no matrix alone, whose logits would not be such sums, and as writes() does.
     """
     if not model.has_plain_head:
         problem = "lm_head has a bias, a hook or an adapter, or is another module, to which no part adds"

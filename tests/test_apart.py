@@ -9,6 +9,8 @@ from unittest import mock
 import pytest
 import torch
 from conftest import close, random_gpt, some, tokens_drawn
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from common.errors import SettingsError
 from data.config import TokenizerConfig
@@ -123,6 +125,64 @@ def test_contributions_sum_to_the_logit_and_writes_to_the_stream(name):
     logits = model.lm_head(model.final_norm(model.hidden(TOKENS)))  # before logit_softcap
     close(sum(found.values()), logits.gather(-1, targets[..., None])[..., 0], atol=1e-4)
     close(sum(writes(model, TOKENS).values()), model.hidden(TOKENS), atol=1e-4)
+
+
+def factors(layer: nn.Linear) -> nn.Module:
+    """Return two layers whose product is the weight, as a singular value decomposition leaves them."""
+    u, s, v = torch.linalg.svd(layer.weight.detach(), full_matrices=False)
+    first = nn.Linear(layer.in_features, len(s), bias=False)
+    second = nn.Linear(len(s), layer.out_features, bias=layer.bias is not None)
+    first.weight.data, second.weight.data = s[:, None] * v, u
+    if layer.bias is not None:
+        second.bias.data = layer.bias.data
+    return nn.Sequential(first, second)
+
+
+class Adapted(nn.Module):
+    """A layer and an adapter with dropout, as LoRA's; `weight` is that of the layer alone."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer, self.weight = layer, layer.weight
+        down, up = nn.Linear(layer.in_features, 2), nn.Linear(2, layer.out_features)
+        self.adapter = nn.Sequential(nn.Dropout(0.5), down, up)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.adapter(x)
+
+
+@pytest.mark.parametrize("replace", [factors, Adapted, weight_norm])
+@pytest.mark.parametrize("name", ["default", "biases", "grouped"])
+@torch.no_grad()
+def test_heads_write_through_the_module_that_takes_the_place_of_o_proj(name, replace):
+    model = model_of(name)
+    for block in model.blocks:
+        block.attention.o_proj = replace(block.attention.o_proj)
+    model.train()
+    found, whole = writes(model, TOKENS), streams(model, TOKENS)[1]
+    for part in heads(model, 0):  # a head that is off takes what it writes from the stream
+        with without(model, part):
+            close(found[part], whole - streams(model, TOKENS)[1], atol=1e-4)
+    shares = sum(contributions(model, TOKENS, OTHER).values())
+    model.eval()
+    logits = model.lm_head(model.final_norm(model.hidden(TOKENS)))
+    close(shares, logits.gather(-1, OTHER[..., None])[..., 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("place", ["blocks.0", "blocks.1.attention", "blocks.0.attention.o_proj"])
+@torch.no_grad()
+def test_a_stream_that_a_hook_changes_is_no_sum_of_parts(place):
+    model = random_gpt().to(torch.bfloat16)
+    writes(model, TOKENS)  # rounded sums are sums
+    module = model.get_submodule(place)
+    watch = module.register_forward_hook(lambda module, inputs, result: None)
+    writes(model, TOKENS)
+    watch.remove()
+    steer = module.register_forward_hook(lambda module, inputs, result: result + 5)
+    with pytest.raises(SettingsError, match="do not sum to the stream: .*remove such hooks"):
+        contributions(model, TOKENS, TOKENS)
+    steer.remove()
+    contributions(model, TOKENS, TOKENS)
 
 
 @of_every
