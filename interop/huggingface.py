@@ -397,6 +397,8 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
         for name, tensor in plain_weights(model).items():
             for theirs, rows in _parts(name, model).items():
                 stored = _stored(theirs, weights)
+                if stored not in weights and name == "token_embedding.weight" and config.tie_embeddings:
+                    stored = HEAD  # of two names for one tensor safetensors' save_model() keeps either
                 if stored not in weights:
                     fault = f"has no {theirs}, which its config.json asks for"
                     raise HuggingFaceError(fault, ANOTHER, value=where)

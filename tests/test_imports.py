@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from conftest import some
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from common.errors import HuggingFaceError
 from interop.huggingface import from_huggingface, read_config, read_huggingface
@@ -148,6 +148,39 @@ def test_a_drawn_model_has_transformers_logits_or_a_sentence_that_names_the_sett
     assert not unknown, unknown
     assert read_config(str(tmp_path)) == ours.config
     assert (ours(TOKENS) - wanted).abs().max() < 2e-3 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("odd", ["", "no prefix", "two files"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+@torch.inference_mode()
+def test_a_tied_weight_may_have_the_name_of_the_head_alone(model_type, odd, tmp_path):
+    config = transformers.AutoConfig.for_model(model_type, vocab_size=61, hidden_size=32, num_hidden_layers=1,
+                                               num_attention_heads=2, tie_word_embeddings=True)  # fmt: skip
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    config.save_pretrained(tmp_path)
+    save_model(theirs, tmp_path / "model.safetensors")  # of two names it keeps the first of the alphabet
+    weights = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" in weights and not any("embed_tokens" in name or "wte" in name for name in weights)
+    if odd == "no prefix":
+        weights = {name.removeprefix("model.").removeprefix("transformer."): each for name, each in weights.items()}
+        save_file(weights, tmp_path / "model.safetensors")
+    if odd == "two files":
+        (tmp_path / "model.safetensors").unlink()
+        places = {name: "one.safetensors" if name == "lm_head.weight" else "two.safetensors" for name in weights}
+        for file in set(places.values()):
+            save_file({name: each for name, each in weights.items() if places[name] == file}, tmp_path / file)
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    ours = from_huggingface(str(tmp_path))
+    assert ours.config.tie_embeddings and ours.lm_head.weight is ours.token_embedding.weight
+    assert (ours(TOKENS) - theirs(TOKENS).logits).abs().max() < 1e-4
+
+    # An embedding of its own cannot be missing.
+    written = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(
+        (HuggingFaceError, ValueError), match="where its config.json asks for|which its config.json asks"
+    ):
+        from_huggingface(str(tmp_path))
 
 
 def test_a_file_without_the_head_of_its_own_is_refused_by_that_name(tmp_path):
