@@ -51,7 +51,7 @@ def check_weights(model: GPT) -> None:
         elif name not in given:
             problem = f"the model has no {name}, which its settings ask for"
         remedy = "set model.config to what the model is, and merge or remove what was attached to its weights"
-        raise SettingsError(problem, remedy)
+        raise SettingsError(problem, f"{remedy}; torch.save(model.state_dict(), FILE) keeps one with other parts")
 
     # A tied head is not written.
     if config.tie_embeddings and not torch.equal(weights["lm_head.weight"], weights["token_embedding.weight"]):

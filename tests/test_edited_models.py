@@ -55,6 +55,10 @@ CHANGES = {
         lambda model: parametrizations.weight_norm(model.blocks[1].mlp.down_proj),
         "has blocks.1.mlp.down_proj.parametrizations.weight.original0, which its settings do not ask for",
     ),
+    "another MLP": (
+        lambda model: setattr(model.blocks[1], "mlp", nn.Sequential(nn.Linear(32, 32), nn.GELU())),
+        r"has blocks.1.mlp.0.bias, which .*; torch.save\(model.state_dict\(\), FILE\) keeps one with other parts",
+    ),
 }
 
 
