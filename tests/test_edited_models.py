@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import close, random_gpt
+from conftest import close, random_gpt, some
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -16,7 +16,7 @@ from generation.config import SamplingParams
 from generation.generate import generate
 from generation.score import ScoringParams, token_nats
 from interop.huggingface import from_huggingface, to_huggingface
-from model.attention import AttentionContext, make_attention
+from model.attention import FORMS, MODIFIERS, AttentionContext, make_attention
 from model.cache import KVCache
 from model.gpt import GPT
 from model.heads import for_each_layer
@@ -354,3 +354,31 @@ def test_a_classifier_in_the_place_of_lm_head_learns_and_writes_no_text(outputs)
     encoding = make_tokenizer(TokenizerConfig(name="byte"), [])
     with pytest.raises(ValueError, match=rf"lm_head returned {outputs} logits for a vocabulary of 257 ids"):
         list(generate(model, encoding, [[256, 97]], seeds=[0], params=SamplingParams(max_new_tokens=2)))
+
+
+OTHERS = [name for name in (*FORMS, *(f"sdpa+{each}" for each in MODIFIERS)) if name not in ("index", "dsa")]
+
+
+@pytest.mark.parametrize("attention", ["index", "dsa", *some(OTHERS, 8)])  # those two split what a second layer returns
+def test_modules_in_the_place_of_all_linear_layers_are_called(attention):
+    """As quantisers and adapters put them there: with a forward() alone, and no attribute of a layer."""
+    tokens = torch.randint(61, (2, 8))
+    model = random_gpt(attention=attention)
+    edited = copy.deepcopy(model)
+    for block in edited.blocks:
+        for name, layer in [*block.named_modules()]:
+            if isinstance(layer, nn.Linear):
+                block.set_submodule(name, nn.Sequential(layer))
+    with torch.inference_mode():
+        wanted = model(tokens)
+        close(edited(tokens), wanted, atol=1e-4)
+        cache = KVCache(8)
+        rows = [edited(tokens[:1, t : t + 1], cache=cache) for t in range(8)]
+        close(torch.cat(rows, 1), wanted[:1], atol=1e-4)
+    for each in (model, edited):
+        each.train().loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    gradients = (parameter.grad for parameter in edited.parameters())
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        if gradient is not None:
+            close(gradient, parameter.grad, atol=1e-3)

@@ -57,14 +57,14 @@ class Indexed(MultiHeadAttention):
         super().__init__(config, layer_idx=layer_idx)
         self.best = max(1, config.block_size // 4)
         self.index_heads = max(1, self.n_head // 2)
-        parts = self.index_heads * self.head_dim, self.head_dim, self.index_heads
-        self.index_proj = Linear(config.n_embd, *parts, bias=False)
+        self.index_widths = self.index_heads * self.head_dim, self.head_dim, self.index_heads
+        self.index_proj = Linear(config.n_embd, *self.index_widths, bias=False)
         self.index_norm = LayerNorm(self.head_dim, eps=1e-6)
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Attend to the keys that the indexer chooses."""
         # The indexer's queries, its key, and a weight for each query; J = index_heads.
-        index_q, index_k, index_w = self.index_proj(x.detach()).split(self.index_proj.parts, -1)
+        index_q, index_k, index_w = self.index_proj(x.detach()).split(self.index_widths, -1)
         index_q = index_q.unflatten(-1, (self.index_heads, -1)).transpose(1, 2)  # (B, T, J·D) -> (B, J, T, D)
         index_q = self.rotate(index_q, ctx)
         index_k = self.rotate(self.index_norm(index_k).unsqueeze(1), ctx)  # (B, T, D) -> (B, 1, T, D)
