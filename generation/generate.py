@@ -72,6 +72,8 @@ def generate(
         raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each.")
+    if not prompts:
+        return
     limit = model.longest_context  # None: a state reads a text of any length
     prompts = [prompt if limit is None else prompt[-limit:] for prompt in prompts]
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
@@ -142,7 +144,9 @@ class Decoder:
         self.decoded = DecodedModel(model)
 
     def prefill(self, texts: list[list[int]], room: int) -> Logits:
-        """Return the logits of the next token of a new batch of texts of 1 to block_size tokens.
+        """Return the logits of the next token of a new batch of texts of one token or more.
+
+        They fit the context, if the model has a limit.
 
         room: the number of tokens to come; the cache has place for them, up to the model's limit.
         """

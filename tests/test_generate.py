@@ -454,6 +454,8 @@ def test_prompts_that_are_none_are_refused_in_a_sentence(prompts, seeds, message
     model = random_gpt(vocab_size=encoding.n_vocab)
     with pytest.raises(ValueError, match=message):
         next(generate(model, encoding, prompts, seeds=seeds, params=SamplingParams()))
+    nothing = generate(random_gpt(vocab_size=257), BYTE, [], seeds=[], params=SamplingParams())
+    assert [*nothing] == []
 
 
 def test_one_string_stops_a_text_as_a_list_of_it_does():

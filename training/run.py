@@ -174,8 +174,8 @@ class Run:
             finite      skipped    nothing written  written          written
             not finite  any        nothing written  nothing written  SettingsError
 
-        A run whose steps are skipped may be about to fail, and then goes on from a checkpoint before them. Here a step
-        in fp16 counts as skipped only if the scale has fallen to 1 or less: until then it lowers the scale.
+        A run whose steps are skipped may be about to fail, and then goes on from a checkpoint before them. A step that
+        lowers the scale of fp16 is no such sign. How files replace others whole: runs/checkpointer.py.
         """
         self.check_skipped_steps(finished=finished)
         with self.memory_errors_of("a save"):

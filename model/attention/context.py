@@ -26,7 +26,7 @@ class AttentionContext:
     cache         KVCache                     GPT          update_cache(), layer_cache(), …   None: T = S
     rotations     dict by Rope: (T, D/2, 2)   GPT          rotate()                           those of past … past+T-1
     shared        dict by name                layers       value_residual, in later layers    none
-    loss          ()                          compute()    GPT.loss(), and attend() of index  None outside training
+    loss          ()                          compute()    GPT.loss(), and the form index     None outside training
     weights_only  bool                        weights()    compute(), and attend() of forms   False
     device        str                         GPT          compute()                          None: that of x
 

@@ -37,7 +37,7 @@ import model.attention.functions as functions
 from model.attention.call import Call, Output, contradiction, dense, features, lengths, with_constant_sink
 from model.attention.choice import index_scores
 from model.attention.chunked import chunked
-from model.attention.fused import folded, fused, fused_with_matrix, has_varlen
+from model.attention.fused import KNOWS_WINDOWS, folded, fused, fused_with_matrix, has_varlen
 from model.attention.half import half, half_weighted
 from model.attention.rows import CUT_BY_ROWS, by_rows
 from model.attention.weighting import WITH_PASSES, Softmax, Weighting
@@ -150,7 +150,9 @@ def unless_varlen(call: Call) -> str | None:
         return "needs half precision"
     if max(call.q.shape[-1] + 8, call.v.shape[-1]) > 256:  # six channels for a bias, in a multiple of 8
         return "wider than 256"
-    return None if has_varlen(call.q.device) else "needs an NVIDIA GPU from Ampere on"
+    if has_varlen(call.q.device):
+        return None
+    return "needs an NVIDIA GPU from Ampere on" if KNOWS_WINDOWS else "needs torch 2.13"
 
 
 def unless_short(call: Call) -> str | None:

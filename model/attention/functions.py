@@ -15,8 +15,8 @@ Each is a function of one call:
 
 and returns (…, H, T, Dv). The mask has all that hides a key.
 A layer's call has more: causality, windows, documents, keys that several heads share. The function dense() of call.py
-turns all of it into mask and matrix, and repeats the keys, before one of these runs. forms.py says which of them a form
-is; executors.py chooses it, or faster code.
+turns all of it into mask and matrix, and repeats the keys, before one of these runs. forms.py, and ladder.py for
+head_by_head, say which of them a form is; executors.py chooses it, or faster code.
 """
 
 import torch

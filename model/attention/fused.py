@@ -86,7 +86,7 @@ def flash_takes(q: Query, width: int) -> bool:
 
 
 def has_varlen(device: torch.device) -> bool:
-    """Return whether varlen_attn serves windows: on NVIDIA's GPUs from Ampere on.
+    """Return whether varlen_attn serves windows: in torch 2.13, on NVIDIA's GPUs from Ampere on.
 
     On another device a plan of a run asks, for such a GPU.
     """

@@ -65,7 +65,7 @@ class MultiHeadAttention(nn.Module):
     stable (Dehghani et al. 2023, ViT-22B; Henry et al. 2020 did it first, with an L2 norm and a learned scale).
 
     A form is this class with another attention function, or a subclass that overrides a step: project, update_cache,
-    make_call, attend or merge. One with other weights overrides make_projections(), which a modifier may call again.
+    make_call, attend or merge. One with other parameters overrides make_projections(), which a modifier may call again.
     """
 
     # Traits of a form, for the registry, the settings' checks, generation and the tests.
@@ -120,8 +120,8 @@ class MultiHeadAttention(nn.Module):
 
         # Modifiers act in the order of registration, those that are `last` at the end (sorted() is stable).
         classes = {name: cls for name, cls in MODIFIERS.items() if name in config.modifiers}
-        # Let them change the projections first. To make these again brings QK-norm back, so whatever replaces QK-norm
-        # comes last.
+        # Let them change the projections first, which few do. To make these again brings QK-norm back, so whatever
+        # replaces QK-norm comes last.
         for cls in sorted(classes.values(), key=lambda cls: cls.replaces_qk_norm):
             cls.change_projections(self, config)
         self.accepts_mask = self.has_kv_cache and not any(cls.needs_doc_starts for cls in classes.values())

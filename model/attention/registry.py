@@ -27,7 +27,7 @@ MODIFIERS: dict[str, Any] = {}
 PARTS = ("queries", "keys", "values", "scores", "result")
 """The parts of a layer that a modifier may change."""
 SETTINGS = {"window": "window", "nope": "rotation"}
-"""Modifiers without a class, and the part that they change: two parts besides PARTS, which no class changes.
+"""Modifiers without a class, and the part that each changes. No class may change these two.
 
 They are settings of single layers in a pattern, as in sdpa+window/sdpa+nope: a window, and no positions (no RoPE).
 config.py has them.

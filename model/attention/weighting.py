@@ -33,6 +33,7 @@ class Weighting:
     """Why one more key, of value zero, means nothing here; None where it has a meaning."""
     ignores_shifts: ClassVar[bool] = False
     """Whether a number that is added to all scores of a row changes no weight."""
+    # The flags and `passes`, and `key` below, are for executors: skip them at first.
     counts_keys: ClassVar[bool] = False
     """Whether weights() may count keys from the last one, a query's own: a sink then stands before all others.
 
@@ -41,7 +42,6 @@ class Weighting:
     """
     is_causal: ClassVar[bool] = False
     """Whether later keys have no weight in any call."""
-    # `passes`, and `key` below, are for executors: skip them at first.
     passes: ClassVar[type["SoftmaxPasses"] | None] = None
     """The same weights in chunked.py's way, for long texts; None if there are none."""
 
