@@ -285,8 +285,8 @@ def allowed_ids(tokenizer: tiktoken.Encoding, logits: Logits) -> Bool[Tensor, " 
 class Detokenizer:
     """Streaming detokenizer: returns text once no later token can change it.
 
-    A character waits until all its bytes are there. Text that may begin a stop string waits until it does or does not.
-    Bytes that are not UTF-8 become U+FFFD.
+    A character waits until all its bytes are there; one that the length limit cuts is left out, for the model did not
+    end it. Text that may begin a stop string waits until it does or does not. Bytes that are not UTF-8 become U+FFFD.
     """
 
     def __init__(self, tokenizer: tiktoken.Encoding, stop: Sequence[str]) -> None:
@@ -306,7 +306,7 @@ class Detokenizer:
             finish = "end"
         else:
             content = self.tokenizer.decode_single_token_bytes(token)
-        self.pending += self.utf8_decoder.decode(content, final=finish is not None)  # keeps incomplete characters
+        self.pending += self.utf8_decoder.decode(content, final=finish == "end")  # keeps incomplete characters
         # Cut before the first stop string.
         found = [self.pending.find(word) for word in self.stop if word in self.pending]
         if found:

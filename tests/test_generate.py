@@ -340,6 +340,19 @@ def test_a_sample_ends_where_the_model_ends_the_document_or_the_limit_is_reached
     assert [text for text, _ in written([*"é".encode(), *b"a"], max_new_tokens=3)] == ["é", "a"]
 
 
+@pytest.mark.parametrize("stop", [[], ["é漢x"]], ids=str)
+def test_a_character_that_the_length_limit_cuts_is_left_out(stop):
+    text = "aé漢😀b"
+    for length in range(1, len(text.encode()) + 1):
+        parts = written(text.encode(), max_new_tokens=length, stop=stop)
+        fits = max((text[:n] for n in range(len(text) + 1) if len(text[:n].encode()) <= length), key=len)
+        assert ("".join(part for part, _ in parts), parts[-1][1]) == (fits, "length"), length
+    for length, shown in enumerate(
+        ["a", "a", "a", "a\ufffdb", "a\ufffdb\ufffd"], start=1
+    ):  # bytes that no later one mends
+        assert "".join(part for part, _ in written(b"a\xe6\xbcb\xff", max_new_tokens=length)) == shown
+
+
 def test_a_sample_ends_before_the_first_of_several_stop_strings_and_shows_nothing_of_it():
     left = {"d": "abc", "bcd cde": "a", "cde bcd": "a", "cd abcd": "", "efg": "abcdef", "\n f": "abcde", "a": ""}
     for stop, text in (left | {"abcdef": "", "f cdef": "ab", "fgh fg": "abcdef"}).items():
