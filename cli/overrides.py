@@ -91,8 +91,12 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         if "${" in value and hints.get(name) in NUMBERS and not is_sweep:
             raise SettingsError(f"{name}={value}: ${{…}} has a value in sweeps alone", "type the value, or add -m")
-        if "," in value and is_one and not is_sweep:
-            raise SettingsError(f"{name}={value} is several values for one run", "add -m to train with each")
+        is_list = value.startswith(("[", "("))
+        # In a sweep Hydra composes a list of options into one job, which two experiments may be for.
+        if "," in value and is_one and (not is_sweep or (is_list and name != "experiment")):
+            bare = value.translate(str.maketrans("", "", "[]()"))
+            remedy = f"type -m {name}={bare}" if is_list else "add -m"
+            raise SettingsError(f"{name}={value} is several values for one run", f"{remedy} to train with each")
         if is_sweep and name in GROUPS and "null" in value.split(","):
             raise SettingsError(f"{name}={value}: null is no option of {name}", "leave it out, or name an option")
         if is_sweep and name in ("run_dir", "resume") and value not in NULLS:

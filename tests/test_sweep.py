@@ -779,6 +779,17 @@ def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_fil
     for several in ("seed=1,2", "attention=sdpa,mla", "model.attention=sdpa,mla", "tokenizer=byte,bpe"):
         said = run_here(several, "hydra.sweep.dir=here", cwd=tmp_path).stderr
         assert said == f"error: {several} is several values for one run: add -m to train with each.\n"
+    listed = {
+        "checkpoint_interval=[1,2]": "1,2",
+        "seed=(1,2)": "1,2",
+        "seed=[1,2],[3]": "1,2,3",
+        "tokenizer=[byte,bpe]": "byte,bpe",
+    }
+    for several, bare in listed.items():
+        for typed in ([several], ["-m", several]):
+            said = run_here(*typed, "hydra.sweep.dir=here", cwd=tmp_path).stderr
+            remedy = f"type -m {several.partition('=')[0]}={bare} to train with each"
+            assert said == f"error: {several} is several values for one run: {remedy}.\n"
     said = run_here("-m", "attention=spda,spdb", "dry_run=true", cwd=tmp_path).stderr
     assert said.startswith("error: attention=spda: 'spda' is no form: did you mean sdpa? ") and said.count("\n") == 1
 
