@@ -72,7 +72,12 @@ def log_to(directory: Path, collected: MemoryHandler, stack: ExitStack) -> None:
     """
     handler = logging.FileHandler(plain_file(directory / "train.log"), encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s"))
-    stack.callback(handler.close)
+
+    def close() -> None:
+        with suppress(OSError):  # of a full disk: the run's own error says more
+            handler.close()
+
+    stack.callback(close)
 
     def write_failure(
         kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import math
 import os
 import resource
@@ -188,6 +189,14 @@ def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, 
         assert steps_of(run) == [1, 2, 3, 4, 5, 6] and not list(run.glob("checkpoints/.*"))
     else:
         assert "the last good checkpoint is None" in told and "start a new run" in str(ended.value)
+
+
+def test_a_log_that_cannot_be_written_hides_neither_the_result_nor_the_reason(short, monkeypatch):
+    full = mock.Mock(side_effect=OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+    monkeypatch.setattr(logging.FileHandler, "flush", full)  # of train.log, also when it is closed
+    with pytest.raises(CheckpointError, match="step 6 could not be saved"), failing(45, 10**6, errno.EDQUOT):
+        train(short)
+    assert math.isfinite(train(replace(short, resume=short.run_dir))) and full.called
 
 
 def test_a_disk_without_room_for_a_checkpoint_is_known_before_the_first_step(short, monkeypatch, caplog):
