@@ -64,6 +64,8 @@ PACKINGS: dict[bytes, tuple[str, str, Callable[[str], Any]]] = {
 PARQUET = b"PAR1"  # the first bytes of a Parquet file
 FAILURES = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
 """The errors of reading a file and of unpacking it."""
+MARK = "\ufeff"
+"""The byte order mark, with which some editors begin a file; opened_text() leaves out that of the first byte."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 """The characters that may divide the values of a table, with their names."""
 COMMAS = "sed 's/,[[:space:]]*$//'"  # the command that leaves out commas at line ends
@@ -223,11 +225,12 @@ def records_of(file: str, format: str, field: str) -> Iterator[Record]:
 
 
 def json_records(lines: Iterable[str], source: str) -> Iterator[Record]:
-    """Yield each object of JSON lines; skip empty lines.
+    """Yield each object of JSON lines; skip empty lines and byte order marks at line begins.
 
     Raises DataError for a line that is no JSON object.
     """
     for number, line in enumerate(lines, start=1):
+        line = line.lstrip(MARK)
         if not line.strip():
             continue
         place = f"line {number}"

@@ -27,6 +27,7 @@ from data.config import DIVISIBLE, DataConfig
 from data.encoding import Damage, NotText, check_text
 from data.formats import (
     FORMATS,
+    MARK,
     Format,
     Record,
     format_of,
@@ -267,6 +268,8 @@ class Source:
                     self._note_replaced(replaced, where)
                 if "\r\n" in text:
                     self._note(f"Records with \\r\\n at line ends in {field}, which the model learns", 1, where)
+                if MARK in text:
+                    self._note(f"Records with byte order marks in {field}, which the model learns", 1, where)
                 yield from self._divided([text])
             else:
                 raise without_text(record, field, format)
@@ -274,11 +277,18 @@ class Source:
     def _blocks(self, file: str) -> Iterator[str]:
         """Yield the text of a file in blocks."""
         with opened_text(file) as stream:
-            is_noted = False
+            is_noted = has_mark = False
             while block := stream.read(LONGEST):
                 # They are read as they are, but rarely meant to be learned.
                 if "\r" in block and not is_noted:
                     is_noted = self._note_line_ends(block, file)
+                if MARK in block and not has_mark:  # cat leaves that of a later file
+                    has_mark = True
+                    removing = r"sed -i 's/\xEF\xBB\xBF//g'"
+                    fact = (
+                        f"Files with byte order marks within the text, which the model learns (to remove: {removing})"
+                    )
+                    self._note(fact, 1, file)
                 yield replace_surrogates(block)[0]
 
     def _note_line_ends(self, block: str, file: str) -> bool:

@@ -448,6 +448,38 @@ def test_the_settings_that_keep_the_splits_of_a_data_set_apart_are_named(tmp_pat
         assert learned and held and not {*learned} & {*held} and all("rain" in text for text in learned)
 
 
+def test_byte_order_marks_of_joined_files_are_told_and_are_no_part_of_records(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    contents = {
+        "a.txt": mark + b"one\n",  # which the encoding leaves out
+        "b.txt": (mark + b"one\n") * 3,
+        "c.txt": b"word " * (LONGEST // 4) + mark + b"end",
+        "d.csv": (mark + b"text\none\n") * 2,
+        "e.jsonl": (mark + b'{"text": "one"}\n') * 2 + mark,
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    source = Source(DataConfig(path=str(tmp_path)))
+    found = read(source)
+    assert found == [
+        "one\n",
+        contents["b.txt"].decode()[1:],
+        contents["c.txt"].decode(),
+        *("one", "\ufefftext", "one"),
+        *("one", "one"),
+    ]
+    fact = (
+        r"Files with byte order marks within the text, which the model learns (to remove: sed -i 's/\xEF\xBB\xBF//g')"
+    )
+    assert source.note_lines() == [
+        f"{fact}: 2, first in {tmp_path}/b.txt, {tmp_path}/c.txt.",
+        f"Records with byte order marks in text, which the model learns: 1, first in {tmp_path}/d.csv line 3.",
+    ]
+    # The command that is named removes them.
+    subprocess.run(["sed", "-i", r"s/\xEF\xBB\xBF//g", str(tmp_path / "b.txt")], check=True)
+    assert (tmp_path / "b.txt").read_bytes() == b"one\n" * 3
+
+
 def test_line_ends_of_windows_and_old_macs_are_told_wherever_they_begin(tmp_path):
     bar = "10%\r20%\r30%\ndone\n"
     contents = {
