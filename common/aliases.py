@@ -131,6 +131,11 @@ ALIASES = {
     "save_only_best_model": "keep_checkpoints: 1 keeps the best and the latest, to continue from",
     "load_best_model_at_end": "keep_checkpoints: the best is kept besides, and sample.py takes it",
     "save_strategy": "checkpoint_interval: a number of steps",
+    **dict.fromkeys(
+        ("save_every_minutes", "checkpoint_minutes", "train_time_interval"),
+        "checkpoint_interval: a number of steps; dry_run=true prints the seconds of one",
+    ),
+    "checkpoint_steps": "checkpoint_interval: every so many steps; docs/training.md keeps chosen ones",
     "eval_strategy": "eval_interval: a number of steps; the last one is always evaluated",
     "evaluation_strategy": "eval_interval: a number of steps; the last one is always evaluated",
     "logging_strategy": "log_interval: a number of steps",

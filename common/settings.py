@@ -133,7 +133,8 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
     except (LookupError, ValueError, yaml.YAMLError):
         sign = hidden_sign(format_value(value))
         has_sign = f", and has {sign}" if sign else ""
-        fault = f"is not {noun}{', or null' * is_nullable}{has_sign}"
+        counted = " of steps" * name.endswith("_interval")  # not of minutes
+        fault = f"is not {noun}{counted}{', or null' * is_nullable}{has_sign}"
         raise SettingsError(fault, setting=name, value=value) from None
 
 

@@ -283,6 +283,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m; run_dir= names",
     "model.n_head=many": "model.n_head=many is not a whole number",
     "max_steps=1.5": "max_steps=1.5 is not a whole number, or null",
+    "checkpoint_interval=10m": "checkpoint_interval=10m is not a whole number of steps: correct it",
+    "save_every_minutes=10": "here it is checkpoint_interval (a number of steps; dry_run=true prints",
     "optimizer.lr=fast": "optimizer.lr=fast is not a number",
     "model.qk_norm=maybe": "model.qk_norm=maybe is not true or false",
     "seed=true": "seed=true is not a whole number",
