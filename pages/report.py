@@ -32,6 +32,8 @@ MAPPED = 64  # evaluations after which only every second one is mapped
 class Report(Logger):
     """Logger that writes samples and attention maps to report.jsonl, and draws report.html."""
 
+    writes = "report.html"
+
     def __init__(self, run: Run, rows: list[Row]) -> None:
         self.run = run
         self.next_time = time.perf_counter() + FIRST

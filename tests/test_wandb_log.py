@@ -105,7 +105,7 @@ def test_an_error_of_wandb_is_said_once_and_the_training_goes_on(config, session
     monkeypatch.setattr(wandb if broken == "init" else Session, broken, fail)
     train(config)
     said = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
-    assert said == ["Wandb failed (the server is on fire); training goes on without it."]
+    assert said == ["wandb failed (the server is on fire); training goes on without it."]
     assert (Path(config.run_dir) / "checkpoints/step_10").exists()
 
 
@@ -219,7 +219,7 @@ def test_a_run_id_of_the_environment_is_that_of_one_run(config, sessions, monkey
     train(replace(config, max_steps=10, resume=config.run_dir))
     assert [session.given["id"] for session in sessions] == [None, "id1"] and "failed" not in caplog.text
     train(replace(config, max_steps=5, run_dir=str(tmp_path / "other")))
-    assert "Wandb failed (WANDB_RUN_ID=mine is an earlier run of this process: unset" in caplog.text
+    assert "wandb failed (WANDB_RUN_ID=mine is an earlier run of this process: unset" in caplog.text
     assert len(sessions) == 2 and (tmp_path / "other/checkpoints/step_5").exists()
 
 

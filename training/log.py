@@ -34,6 +34,8 @@ log = logging.getLogger("tinygpt")
 class MetricsFile(Logger):
     """Appends rows to a run's metrics.jsonl."""
 
+    writes = "metrics.jsonl"
+
     def __init__(self, run: Run) -> None:
         self.file = open_log(run.directory / "metrics.jsonl", "a" if run.progress.step else "w")
 
@@ -47,6 +49,8 @@ class MetricsFile(Logger):
 
 class SummaryFile(Logger):
     """Keeps a run's summary.json up to date."""
+
+    writes = "summary.json"
 
     def __init__(self, run: Run, rows: list[Row]) -> None:
         self.run = run
@@ -184,4 +188,4 @@ class Loggers:
 
 
 def log_failure(logger: type[Logger], error: Exception) -> None:
-    log.error("%s failed (%s); training goes on without it.", logger.__name__, first_line(error))
+    log.error("%s failed (%s); training goes on without it.", logger.writes, first_line(error))

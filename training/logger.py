@@ -3,11 +3,16 @@
 Files, the terminal, the page and wandb are loggers.
 """
 
+from typing import ClassVar
+
 from runs.metrics import Row
 
 
 class Logger:
     """Callbacks of the training loop."""
+
+    writes: ClassVar[str]
+    """The name of its file or service, for messages."""
 
     def on_step(self) -> None:
         """Called after each step."""

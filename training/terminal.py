@@ -35,6 +35,8 @@ QUIET = 25  # seconds without a line after which a run without a bar logs its pr
 class Terminal(Logger):
     """Shows a run in the terminal or a notebook; train.log gets the same lines."""
 
+    writes = "terminal"
+
     def __init__(self, run: Run) -> None:
         self.run = run
         progress = run.progress

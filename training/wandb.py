@@ -41,6 +41,8 @@ class Wandb(Logger):
     twice after a kill, although the run trains some again.
     """
 
+    writes = "wandb"
+
     def __init__(self, run: Run) -> None:
         import wandb
 
