@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from hypothesis import HealthCheck, settings
 from jaxtyping import config as checks
 from jaxtyping import install_import_hook
 from omegaconf import OmegaConf
@@ -40,6 +41,11 @@ from sweeps.hydra_versions import VERSION_BASE
 from training.config import ScheduleConfig, TrainConfig
 
 register_schema({})
+# No test asserts a clock: a busy machine has other times.
+settings.register_profile(
+    "any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+settings.load_profile("any_machine")
 # These tests call all that model/ annotates.
 CHECKED = {
     f"test_{name}.py" for name in ("cache", "chunked", "cpu", "families", "field", "field_2026", "functions", "fused")

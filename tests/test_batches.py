@@ -42,7 +42,7 @@ def epoch(source: TokenDataset, number: int) -> list[int]:
 
 
 @given(length=st.integers(2, 3000), block_size=st.integers(1, 40), seed=st.integers(0, 2**64), number=st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_each_sequence_of_an_epoch_comes_exactly_once(length, block_size, seed, number):
     length += block_size
     source = dataset(length, block_size=block_size, batch_size=1, seed=seed)
@@ -94,7 +94,7 @@ def test_a_document_begins_at_its_separator_or_before_the_sequence():
 
 
 @given(length=st.integers(2, 400), block_size=st.integers(1, 50), batch_size=st.integers(1, 9))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_an_evaluation_covers_every_target_once_in_order(length, block_size, batch_size):
     rows = list(map(sequences, dataset(length, block_size=block_size).validation_batches(batch_size)))
     targets = np.concatenate([batch[:, 1:].ravel() for batch in rows])

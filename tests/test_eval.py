@@ -68,7 +68,7 @@ def test_with_stride_1_every_token_is_scored_after_all_the_context_there_is(posi
         assert scores.nats[place - 1] == pytest.approx(expected.item(), abs=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(size=st.integers(2, 80), stride=st.integers(1, 40), batch=st.integers(1, 100))
 def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_leaves(size, stride, batch):
     tokens = np.random.default_rng(size).integers(256, size=size)

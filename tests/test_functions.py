@@ -114,7 +114,7 @@ def value_and_gradients(attend, q, k, v, arguments, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(call=calls())
 def test_values_and_gradients_are_those_of_the_formula_for_each_query(dtype, call):
     *tensors, arguments = call
@@ -137,7 +137,7 @@ def test_values_and_gradients_are_those_of_the_formula_for_each_query(dtype, cal
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(call=calls(), D=st.sampled_from([16, 64, 256]))
 def test_scores_as_large_as_half_precision_holds_stay_finite_and_near_float64(dtype, D, call):
     """fp16 ends at 65,504: scores are exact below 2^15, unscaled products √D times larger."""

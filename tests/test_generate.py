@@ -7,7 +7,7 @@ import pytest
 import tiktoken
 import torch
 from conftest import close, random_gpt, some, tokens_drawn
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import model.cpu
@@ -55,7 +55,7 @@ def random_logits(seed, B=3, V=30):
 # The filters and the draw.
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(0, 10**6), st.floats(0.1, 3), st.integers(1, 40), st.floats(0.05, 1), st.floats(0, 0.5),
 )  # fmt: skip
@@ -97,7 +97,7 @@ def kept_exactly(probabilities, p):
     return found
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=12), st.data())
 def test_a_nucleus_is_that_of_exact_arithmetic_where_probabilities_are_binary_fractions(counts, data):
     """p is a sum of the likeliest, a tie that a rounding more would miss; Hugging Face keeps the same."""
@@ -371,7 +371,7 @@ def test_a_sample_ends_before_the_first_of_several_stop_strings_and_shows_nothin
 UNICODE = st.text(st.sampled_from("aé漢字😀👩\u200d🚀e\u0301\ufffd🇫🇷ञि") | st.characters(codec="utf-8"), max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     content=UNICODE.map(str.encode) | st.binary(max_size=30),
     stop=st.lists(st.text("aé漢😀x", min_size=1, max_size=3), max_size=2),

@@ -45,7 +45,7 @@ def test_their_tokenizer_gives_our_ids(name, tmp_path):
     ids = ours.encode_ordinary(source)
     assert theirs.encode(source, add_special_tokens=False).ids == ids == back.encode_ordinary(source)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(text=TEXTS.filter(lambda text: END_OF_TEXT not in text))  # which theirs takes for the token
     def the_same(text):
         ids = ours.encode_ordinary(text)
@@ -92,7 +92,7 @@ def test_byte_level_after_digits_or_alone_gives_their_ids(before, bpe, tmp_path)
     file.write_text(json.dumps(content))
     theirs, ours = tokenizers.Tokenizer.from_file(str(file)), read_tokenizer_json(tmp_path)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(text=TEXTS.map(lambda text: unicodedata.normalize("NFC", text)).filter(lambda text: END_OF_TEXT not in text))
     def the_same(text):
         assert theirs.encode(text, add_special_tokens=False).ids == ours.encode_ordinary(text)

@@ -190,7 +190,7 @@ PREFIXES = ["a", "aa", "aa", "aa", "aa", "a ", "aaaa", "aaaa", "aaa ", "aaa ", "
     longest=st.integers(2, 70),
     head=st.integers(1, 2000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_character_is_in_one_split_and_only_there(texts, fraction, longest, head):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "HEAD", head)

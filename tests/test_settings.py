@@ -187,7 +187,7 @@ def test_a_path_on_another_drive_is_told_whole(monkeypatch):
 
 
 @given(text=st.text())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_text_of_any_characters_is_what_was_typed(text):
     text = text.rstrip("\r")  # of a script's line
     assert from_arguments(SampleConfig, [f"prompt={text}"]).prompt == text

@@ -50,7 +50,7 @@ every_encoding = pytest.mark.parametrize("name", NAMES)
 
 @every_encoding
 @given(text=ODD_TEXTS | st.text(max_size=60))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_text_comes_back_from_its_tokens(name, text):
     assert encoding(name).decode(encode_text(encoding(name), text).tolist()) == text
 
