@@ -33,7 +33,7 @@ from common.files import os_errors_named, user_path
 from common.machine import processors
 from common.settings import setting_hints
 from common.text import flat, home_quoted, hydra_quoted, literal, plural, quote, visible
-from runs.directory import lock_run, settings_of_result
+from runs.directory import lock_run, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
 from runs.summary import fail_job, read_job, read_summary
 from sweeps.compositions import Compositions, writable
@@ -126,8 +126,9 @@ class Grid(Sweeper):
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
         given = self.read(arguments)
         jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.groups]
-        jobs = self.distinct(jobs, self.check_jobs(jobs))
-        self.refuse_other_code()
+        configs = self.check_jobs(jobs)
+        jobs = self.distinct(jobs, configs)
+        self.refuse_other_code(configs)
         with self.keeping_folder():
             results = self.launch(jobs, 0)
         failed = sum(result.status == JobStatus.FAILED for result in results)
@@ -208,14 +209,24 @@ class Grid(Sweeper):
                 raise SettingsError(problem, "end it in /${hydra.job.num}, and quote it for the shell")
         return cfg
 
-    def refuse_other_code(self) -> None:
-        """Raise SettingsError if the folder has runs of other code, unless allow_changes=true."""
+    def refuse_other_code(self, configs: Iterable[TrainConfig | None]) -> None:
+        """Raise SettingsError if the folder has runs of other code, unless allow_changes=true.
+
+        A file of code= may have changed since a job failed, and not since one was finished.
+        """
         if self.config.dry_run or self.config.get("allow_changes"):
             return
+        present = {config.code: config.code_hash for config in configs if config and config.code}
         others = set[str]()
-        for summary in map(read_summary, {path.parent for path in self.folder.glob("*/**/summary.json")}):
+        for folder in {path.parent for path in self.folder.glob("*/**/summary.json")}:
+            summary = read_summary(folder)
             if summary and summary.project_hash not in (None, PROJECT_HASH):
                 others.add(f"commit={summary.commit} project_hash={summary.project_hash}")
+            if summary and summary.status == "finished" and present:
+                file = written_settings(folder).get("code")
+                if file in present and present[file] != summary.code_hash:
+                    problem = f"{self.go_on} has runs of another version of code={file}, code_hash={summary.code_hash}"
+                    raise SettingsError(problem, "restore that file, name another folder, or add allow_changes=true")
         if others:
             problem = f"{self.go_on} has runs of other code ({', '.join(sorted(others))}) than this, {PROJECT_HASH}"
             raise SettingsError(problem, "restore that code, name another folder, or add allow_changes=true")

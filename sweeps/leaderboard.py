@@ -131,7 +131,7 @@ def read_jobs(sweep: Path) -> list[Job]:
     # Add their settings and summaries. Where its config.yaml has a setting that some job was given, it has that value.
     order = sorted(found, key=lambda folder: (found[folder].number, folder))
     typed = {folder: dict(map(name_and_value, found[folder].overrides)) for folder in order}
-    names = dict.fromkeys(name for each in typed.values() for name in each)
+    names = settings_of_result(dict.fromkeys(name for each in typed.values() for name in each))
     is_going_on = is_locked(sweep / ".lock") is not False  # on a disk without locks nobody knows
     jobs = []
     for folder in order:
@@ -144,7 +144,7 @@ def read_jobs(sweep: Path) -> list[Job]:
             folder.relative_to(sweep).as_posix(),
             {name: values[name] for name in names if name in values},
             summary_of(folder, found[folder].reason, is_going_on),
-            derived={name: value for name, value in typed[folder].items() if "${" in value},
+            derived={name: value for name, value in typed[folder].items() if "${" in value and name in names},
             resolved=settings[folder],
         )
         jobs.append(job)
@@ -189,7 +189,20 @@ def distinct(jobs: list[Job]) -> list[Job]:
     if len({job.summary.project_hash for job in kept.values() if job.status == "finished"}) > 1:
         for job in kept.values():
             job.settings |= {"project_hash": job.summary.project_hash} if job.summary.project_hash else {}
+    if has_versions(kept.values()):
+        for job in kept.values():
+            job.settings |= {"code_hash": job.summary.code_hash} if job.summary.code_hash else {}
     return [*kept.values()]
+
+
+def has_versions(jobs: Iterable[Job]) -> bool:
+    """Return whether finished jobs of the same settings ran different versions of a file of code=."""
+    versions: dict[frozenset[tuple[str, str]], set[str | None]] = {}
+    for job in jobs:
+        if job.status == "finished":
+            others = frozenset(setting for setting in job.but_seed if setting[0] != "code_hash")
+            versions.setdefault(others, set()).add(job.summary.code_hash)
+    return any(len(hashes) > 1 for hashes in versions.values())
 
 
 def unreadable(file: Path) -> JobRecord:
@@ -361,11 +374,14 @@ def markdown(jobs: list[Job]) -> str:
         ]
     if "project_hash" in swept:
         lines += ["", "The rows were computed by different code (project_hash): compare only those of the same."]
+    if has_versions(jobs):
+        told = "Some rows were computed by different versions of a file of code= (code_hash)"
+        lines += ["", f"{told}: compare only those of the same."]
     finished = [group for group in groups if group[0].status == "finished"]
     seeds = {frozenset(job.settings.get("seed") for job in group) for group in finished}
     if over_seeds and len(seeds) > 1:
         lines += ["", "Some rows are means over other seeds than the rest: compare only those of the same."]
-    texts = [name for name in swept if name.startswith("data") and name != "data.cache_dir"]
+    texts = [name for name in swept if name.startswith("data")]
     if texts:
         names = ", ".join(map(literal_markdown, texts))
         lines += ["", f"The rows were scored on different texts ({names}): compare only those of the same."]

@@ -11,12 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sweeping import ROOT, put_job, run_here, tiny
+from sweeping import ROOT, in_memory, put_job, run_here, tiny
 
+from common.errors import SettingsError
 from runs.origin import PACKAGES, PROJECT_HASH, commit, commit_of, hash_of_code
 from runs.summary import read_summary
+from sweeps.grid import Grid
 from sweeps.leaderboard import markdown, read_jobs, write_leaderboard
 from train import train
+from training.config import TrainConfig
 
 
 def copy_code(place: Path) -> Path:
@@ -125,6 +128,40 @@ def test_a_table_tells_rows_of_other_code_apart(tmp_path):
     assert "project_hash" not in markdown(read_jobs(tmp_path))
     write_leaderboard(tmp_path)
     assert (tmp_path / "leaderboard.csv").read_text().splitlines()[0].count("project_hash") == 1
+
+
+def test_a_table_tells_versions_of_a_persons_file_apart_that_one_row_would_mix(tmp_path):
+    def table(*jobs: tuple[str, str, str | None, float]) -> str:
+        for number, (attention, seed, version, val_bpb) in enumerate(jobs):
+            put_job(tmp_path, number, f"attention={attention}", f"seed={seed}", code_hash=version, val_bpb=val_bpb)
+        return markdown(read_jobs(tmp_path))
+
+    # Two versions of one form are two rows; (1.0 + 1.4) / 2 of both would be the result of neither.
+    text = table(("sdpa", "1", None, 2.0), ("mine", "1", "aa", 1.0), ("mine", "2", "bb", 1.4))
+    assert " 1.0000 " in text and " 1.4000 " in text and " 1.2000" not in text
+    assert text.count("Some rows were computed by different versions of a file of code= (code_hash)") == 1
+    # A form without a file beside one of a file is no other version, nor is a failed job.
+    text = table(("sdpa", "1", None, 2.0), ("mine", "1", "aa", 1.0), ("mine", "2", "aa", 1.4))
+    assert "code_hash" not in text and "1.2000 ± 0.2828" in text  # √(0.2² + 0.2²)
+    put_job(tmp_path, 2, "attention=mine", "seed=2", status="failed", reason="", code_hash="bb")
+    assert "code_hash" not in markdown(read_jobs(tmp_path))
+
+
+def test_a_sweep_does_not_go_on_with_another_version_of_a_persons_file_beside_finished_jobs(tmp_path):
+    sweeper = Grid()
+    in_memory(sweeper, tmp_path, result=lambda settings: 1.0)
+    first = put_job(tmp_path, 0, "seed=1", code_hash="aa")
+    (first / "config.yaml").write_text("code: mine.py\n")
+    sweeper.refuse_other_code([None, TrainConfig(code="mine.py", code_hash="aa")])
+    sweeper.refuse_other_code([TrainConfig(code="other.py", code_hash="bb")])
+    changed = [TrainConfig(code="mine.py", code_hash="bb")]
+    with pytest.raises(SettingsError, match=r"another version of code=mine\.py, code_hash=aa: restore that file, "):
+        sweeper.refuse_other_code(changed)
+    sweeper.config.allow_changes = True
+    sweeper.refuse_other_code(changed)
+    sweeper.config.allow_changes = False
+    put_job(tmp_path, 0, "seed=1", status="failed", code_hash="aa")  # whose file has been mended since
+    sweeper.refuse_other_code(changed)
 
 
 @pytest.mark.slow

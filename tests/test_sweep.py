@@ -96,11 +96,11 @@ def test_group_choices_and_settings_that_only_some_jobs_have_are_columns_and_lar
 
 
 def test_a_table_over_several_texts_says_that_its_rows_do_not_compare(tmp_path):
-    for name in ("data", "data.path", "data.val_fraction", "data.cache_dir", "tokenizer"):
+    for name in ("data", "data.path", "data.val_fraction", "tokenizer"):
         for number in (0, 1):
             put_job(tmp_path / name, number, f"{name}={number}", "data.split=train")
         note = f"|\n\nThe rows were scored on different texts ({name}): compare only those of the same.\n"
-        assert markdown(read_jobs(tmp_path / name)).endswith("|\n" if name in ("data.cache_dir", "tokenizer") else note)
+        assert markdown(read_jobs(tmp_path / name)).endswith("|\n" if name == "tokenizer" else note)
 
 
 def test_seeds_share_a_row_with_their_mean_and_deviation_and_have_lines_of_their_own_in_the_csv(tmp_path):
@@ -179,6 +179,17 @@ def test_a_seed_whose_result_is_not_finite_is_no_part_of_a_mean(tmp_path):
     put_job(tmp_path, 3, "attention=mla", "seed=0", val_bpb=3.0)
     rows = [(row[1], row[-1]) for row in cells(markdown(read_jobs(tmp_path)))[1:]]
     assert rows == [("0, 2", "1.5000 ± 0.7071"), ("0", "3.0000"), ("1", "–")]
+
+
+@pytest.mark.parametrize("typed", ["run_dir=null", "data.cache_dir=c", "allow_changes=true", "wandb.name=a"])
+def test_a_setting_that_changes_no_result_divides_no_row(typed, tmp_path):
+    """As run_dir, which each job writes into its config.yaml as its own folder."""
+    name, _, value = typed.partition("=")
+    for number, bpb in enumerate((1.0, 1.5)):
+        job = put_job(tmp_path, number, typed, f"seed={number}", val_bpb=bpb)
+        (job / "config.yaml").write_text(f"{name}: {value} {number}\nseed: {number}\n")
+    head, row = cells(markdown(read_jobs(tmp_path)))
+    assert name not in head and row[0] == "0, 1" and row[-1] == "1.2500 ± 0.3536"  # √(2 · 0.25²)
 
 
 def test_seeds_that_differ_in_their_last_digit_are_two(tmp_path):
