@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,6 +97,7 @@ def help_text(
     about = ast.get_docstring(parsed(script.read_text(encoding="utf-8"))) or ""  # python -OO drops __doc__
     entries = {group: (f"{group}=OPTION", options) for group, options in groups.items()}
     entries |= {name: (f"{name}={default}", meaning) for name, default, meaning in described(schema)}
+    arguments = [*takewhile(lambda argument: argument[:1] != "#", arguments)]  # zsh hands on a comment
     asked = " ".join(argument for argument in arguments if argument[:1] != "-" and "=" not in argument)
     first = FIRST.get(schema.__name__)
 

@@ -43,6 +43,7 @@ from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
 PAIRS = """["model.n_embd=64 optimizer.lr=0.02","model.n_embd=128 optimizer.lr=0.01"]"""
+DRAWN = "hydra/sweeper=optuna draws values, as docs/sweeps.md shows"
 OURS = "set for a launcher of tinygpt"  # the value of PYTHONSAFEPATH, which may be any text
 
 
@@ -253,11 +254,17 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, (yaml.MarkedYAMLError, UnicodeDecodeError)):
         return explain_file(error)
     if isinstance(error, OverrideParseException):
-        quoted = "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes"
-        remedy = f"{quoted}, as in 'data.path=\"notes (1).txt\"'; ranges are choice(2,4,8) and range(1,5)"
+        quoted = (
+            "put a value that has spaces, commas, brackets, quotes, accents or signs such as # in both kinds of quotes"
+        )
+        name, _, value = str(error.override).partition("=")
+        example = 'data.path="notes (1).txt"' if set(value) & set("\"'\\,()[]{}") else f'{name}="{value}"'
+        remedy = f"{quoted}, as in '{example}'; ranges are choice(2,4,8) and range(1,5)"
         if str(error.override).startswith("hydra.sweeper.variants="):
             remedy = VARIANTS
-        if re.match(r"[^=]+=zip\(", str(error.override)):
+        if re.match(r"\w*(uniform|normal|rand|space)\w*\(", value):
+            remedy = f"list values, as in {name}=A,B; {DRAWN}"
+        if value.startswith("zip("):
             remedy = f"write the pairs as variants, as in 'hydra.sweeper.variants={PAIRS}'"
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
@@ -265,6 +272,8 @@ def explain(error: BaseException) -> str | None:
             # A setting of one of Hydra's plugins is there only with the option of its group that has it.
             group, _, name = str(mistake.full_key).replace(".", "/").rpartition("/")
             chosen = [file.stem for file in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(file)]
+            if group == "hydra/sweeper" and name in ("n_trials", "direction", "sampler"):
+                chosen = ["optuna"]
             if group.startswith("hydra/") and chosen:
                 asked = " or ".join(f"{group}={option}" for option in chosen)
                 return f"{mistake.full_key} has no effect here: add {asked}, or leave it out."
@@ -305,6 +314,8 @@ def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:
     if (group, option) == ("hydra/sweeper", "optuna"):
         return "pip install hydra-optuna-sweeper"
     remedy = f"choose {group} from {', '.join(options)}"
+    if group == "hydra/sweeper":
+        remedy += f"; {DRAWN}"
     if group == "tokenizer" and re.search(r"[./\\]", option):
         remedy += "; a file of another tokenizer is read only with its model, by init_from=hf:FOLDER"
     return remedy

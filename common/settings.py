@@ -52,6 +52,10 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
             if before and not equals and not name.startswith(("-", "~")):
                 whole = f"{before} {argument}".replace("'", "")
                 remedy += f'; quote a value with spaces: "{whole}"'
+            if argument.startswith("#"):  # of a command pasted with its comment
+                remedy = "leave out the comment, or let zsh do so from now on: setopt interactivecomments"
+            if name in ("--local-rank", "--local_rank"):
+                remedy = "type torchrun in place of python -m torch.distributed.launch, which adds it"
             if WANDB_SWEEP and name.startswith("--"):  # as the agent types them by default
                 remedy = """write command: ["${env}", python, "${program}", "${args_no_hyphens}"] in the sweep's YAML"""
             raise SettingsError(f"cannot read {argument!r}", remedy)

@@ -13,7 +13,8 @@ from sweeps.leaderboard import write_leaderboard
 with mistakes_explained():
     answer_help(__doc__)
     if len(sys.argv) != 2 or sys.argv[1][:1] in ("", "-"):
-        raise SettingsError("python -m sweeps FOLDER is wanted", "one with runs in it, as under multirun/")
+        remedy = "one with runs in it, as under multirun/; for several, one that holds them or links to them (ln -s)"
+        raise SettingsError("python -m sweeps FOLDER is wanted", remedy)
     folder = Path(sys.argv[1])
     text = write_leaderboard(folder)
     if not text:

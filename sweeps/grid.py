@@ -445,7 +445,10 @@ def check_values(override: Override) -> None:
         raise SettingsError(problem, f"list its values, as in {name}=A,B")
     check_numbers(override, override.value())
     if not override.is_discrete_sweep() or next(override.sweep_string_iterator(), None) is None:
-        raise SettingsError(f"{override.input_line} lists no value", "write it as 1,2,3 or range(1,5)")
+        remedy = "write it as 1,2,3 or range(1,5)"
+        if "interval(" in str(override.input_line):
+            remedy += "; hydra/sweeper=optuna draws values from an interval"
+        raise SettingsError(f"{override.input_line} lists no value", remedy)
 
 
 def combinations(overrides: Iterable[Override]) -> list[list[str]]:

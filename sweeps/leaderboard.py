@@ -196,7 +196,7 @@ def distinct(jobs: list[Job]) -> list[Job]:
 
 
 def has_versions(jobs: Iterable[Job]) -> bool:
-    """Return whether finished jobs of the same settings ran different versions of a file of code=."""
+    """Return whether jobs of the same settings ran different versions of a file of code=."""
     versions: dict[frozenset[tuple[str, str]], set[str | None]] = {}
     for job in jobs:
         if job.status == "finished":

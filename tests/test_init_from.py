@@ -302,6 +302,10 @@ def test_a_frozen_run_resumes_to_its_bits_and_with_other_parts_only_if_that_is_a
         (["token_embedding", "blocks", "final_norm", "lm_head"], "leaves no weight to train: leave a part out"),
         (["block"], "has block, which the model does not have: choose of token_embedding, blocks.0, blocks.1, "),
         (["lm_head", "blocks.9"], "has blocks.9, which the model does not have"),
+        (
+            ["lm_head,blocks.0"],
+            "has lm_head,blocks.0, which the model does not have: write freeze='[lm_head,blocks.0]'.",
+        ),
     ],
 )
 def test_parts_that_cannot_be_frozen_are_refused_with_those_that_can(other_text, parts, message):

@@ -308,7 +308,12 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m seed=rang(1,3)": "ranges are choice(2,4,8)",
     "-m optimizer.lr=zip(0.1,0.2)": "write the pairs as variants, as in 'hydra.sweeper.variants=[\"model.n_embd=64 ",
     "-m hydra/sweeper=optuna": "hydra/sweeper=optuna does not exist: pip install hydra-optuna-sweeper.",
-    "-m sample_prompt=it's": "put a value that has spaces, commas, brackets, quotes or accents in both kinds of quotes",
+    "-m sample_prompt=it's": "accents or signs such as # in both kinds of quotes, as in 'data.path=\"notes (1).txt\"'",
+    "-m wandb.name=run#3": """in both kinds of quotes, as in 'wandb.name="run#3"'; ranges""",
+    "-m optimizer.lr=loguniform(1e-4,1e-1)": "list values, as in optimizer.lr=A,B; hydra/sweeper=optuna draws values",
+    "-m hydra/sweeper=random": "choose hydra/sweeper from basic, decide, grid; hydra/sweeper=optuna draws values",
+    "-m hydra.sweeper.n_trials=5": "hydra.sweeper.n_trials has no effect here: add hydra/sweeper=optuna",
+    "wandb.tags=a,b": "wandb.tags has the one tag 'a,b': write wandb.tags='[a,b]'",
     "seed=${foo}": "seed=${foo}: ${…} has a value in sweeps alone",
     "data.path=${HOME}/x +experiment=ladder": "many runs are asked for, and one would be made: add -m",
     "attention=matmul model.attention=loop": "attention=matmul and model.attention=loop are both given",
@@ -426,6 +431,14 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ("sample.py", "stop=[[a]]", "stop=[[a]] is not a list of texts"),
         ("sample.py", "interactive=true prompt=a", "prompt=a and interactive=true are given: choose one"),
         ("sample.py", "--top_k=4", "settings are typed NAME=VALUE, without dashes"),
+        (
+            "sample.py",
+            "prompt=Once # another beginning",
+            "cannot read '#': leave out the comment, or let zsh do so from",
+        ),
+        ("eval.py", "#bits per byte", "cannot read '#bits': leave out the comment"),
+        ("train.py", "--local-rank=0", "type torchrun in place of python -m torch.distributed.launch, which adds it"),
+        ("train.py", "seed=1 --local_rank 1", "type torchrun in place of python -m torch.distributed.launch"),
         ("sample.py", "bogus", "cannot read 'bogus'"),
         ("export.py", "demo.html", "cannot read 'demo.html': settings are typed"),
         ("eval.py", "data=x", "data.source=x is not known: choose one of files, text"),
@@ -561,6 +574,8 @@ def test_help_of_a_word_shows_the_whole_meaning_of_the_settings_that_mention_it(
     }
     for word, options in (("sweeper", "decide grid"), ("multirun", "decide grid"), ("joblib", "joblib submitit_local")):
         assert re.search(rf"^  hydra/\w+=OPTION +{options}", helped("train.py", word), re.M)
+    # A comment that zsh hands on is no word to look for.
+    assert helped("train.py", "#", "the", "settings") == helped("train.py")
     with pytest.raises(
         SettingsError, match="^--help zorro: no setting has this in its name or meaning: --help all lists all"
     ):

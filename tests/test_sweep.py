@@ -487,7 +487,7 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
 @pytest.mark.parametrize(
     ("given", "arguments", "said"),
     [
-        ({}, "seed=interval(1,2)", "seed=interval(1,2) lists no value: write it as 1,2,3"),
+        ({}, "seed=interval(1,2)", "seed=interval(1,2) lists no value: write it as 1,2,3 or range(1,5); hydra/swee"),
         ({"variants": 3}, "", "hydra.sweeper.variants=3 is no list of overrides: write 'hydra.sweeper.variants=["),
         ({"variants": "seed"}, "", "hydra.sweeper.variants=seed is no list of overrides"),
         ({"variants": []}, "", "hydra.sweeper.variants=[] is no list of overrides: write 'hydra.sweeper.variants=["),

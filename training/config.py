@@ -141,6 +141,8 @@ def check_wandb_names(project_setting: str, project: str | None, tags_setting: s
     if len(project or "") > 128:
         raise SettingsError("has more than 128 characters", "shorten it", setting=project_setting, value=project)
     for tag in tags or ():
+        if "," in tag:
+            raise SettingsError(f"{tags_setting} has the one tag {tag!r}", f"write {tags_setting}='[{tag}]'")
         if not 1 <= len(tag) <= 64:
             raise SettingsError(f"{tags_setting} has {tag!r}", "a tag has 1 to 64 characters: change it")
 

@@ -197,6 +197,8 @@ def freeze(model: GPT, parts: Sequence[str]) -> None:
         if not names:
             known = dict.fromkeys(re.sub(r"^(blocks\.\d+|[^.]+).*", r"\1", name) for name in named)
             remedy = f"choose of {', '.join(known)}, and of parts within them such as blocks.0.mlp"
+            if "," in part:
+                remedy = f"write freeze='[{part}]'"
             raise SettingsError(f"has {part}, which the model does not have", remedy, setting="freeze", value=[*parts])
         for name in names:
             named[name].requires_grad_(False)
