@@ -431,6 +431,19 @@ def test_bars_are_for_terminals_that_can_go_back_and_for_notebooks(monkeypatch, 
         assert bar.disable
 
 
+def test_a_notebook_keeps_a_drawing_of_the_bar_a_second(monkeypatch):
+    """A run of 40 s at 25 steps a second has its first drawing, one a second, and those of its end."""
+    now = [0.0]
+    drawn = io.StringIO()
+    monkeypatch.setattr("common.console.in_notebook", lambda: True)
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    with progress_bar(total=1000, file=drawn) as bar:
+        for _ in range(1000):
+            now[0] += 1 / 25
+            bar.update()
+    assert 40 <= drawn.getvalue().count("\r") <= 45
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals of this kind")
 def test_a_bar_follows_the_width_of_the_terminal(monkeypatch):
     import fcntl
