@@ -59,6 +59,9 @@ COUNTERS = 1 << 20
 # The share of the held-out text that is worth a word if the training text has it too: the default text's is 2%.
 TOLD_SHARE = 0.05
 WORD_SEPARATOR = 0
+# Bytes of a split's tokens by which texts are told apart, and those of a piece of them.
+HASHED = 1 << 24
+HASHED_AT_ONCE = 1 << 16
 # Tokens of the longest training text in which passages of its own held-out text are looked for, by some 30 bytes each.
 MOST_COMPARED = 1 << 21
 # The largest share of the validation text for one document and its copies, lest it decide the loss.
@@ -523,3 +526,20 @@ def open_folder(
 def token_dtype(n_vocab: int) -> np.dtype:
     """Return uint16 if it holds all ids below `n_vocab`, else uint32, little-endian."""
     return np.dtype("<u2" if n_vocab <= 1 << 16 else "<u4")
+
+
+def tokens_hash(*splits: np.ndarray) -> str:
+    """Return a hash of the tokens of splits, the same for equal texts wherever their files are.
+
+    Of a split larger than HASHED it has HASHED bytes, spread evenly.
+    """
+    digest = hashlib.sha256()
+    for tokens in splits:
+        digest.update(f"{tokens.dtype} {len(tokens)} ".encode())
+        if tokens.nbytes <= HASHED:
+            digest.update(tokens.tobytes())
+            continue
+        size = HASHED_AT_ONCE // tokens.itemsize
+        for first in np.linspace(0, len(tokens) - size, HASHED // HASHED_AT_ONCE).astype(int):
+            digest.update(tokens[first : first + size].tobytes())
+    return digest.hexdigest()[:16]

@@ -31,6 +31,8 @@ class Summary:
     """The hash of the project's code, see runs/origin.py."""
     code_hash: str | None = None
     """The hash of the file of code= and its neighbours."""
+    text_hash: str | None = None
+    """The hash of the tokens of a text, see data/prepare.py."""
     seed: float | None = None
     threads: float | None = None
     """The threads of a run on a CPU, on which its last bits depend."""

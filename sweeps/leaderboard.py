@@ -69,6 +69,8 @@ COLUMNS = (
     Column("peak MB", "peak_memory_mb", "grouped"),
     Column("time", "seconds", "duration", timed=True),
 )
+VERSIONS = {"code_hash": "a file of code=", "text_hash": "the text"}
+"""The hashes that may differ between jobs of the same settings, with the part of a run that each identifies."""
 ROUND = re.compile(r"[0-9]{1,3}0{6,30}\.0")  # a large round number
 # Signs by which Markdown may turn a text into a link, an image, HTML or another font.
 ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_\b")
@@ -105,7 +107,7 @@ class Job:
         """What only a job that repeats this one has in common with it."""
         settings = settings_of_result(self.resolved) or self.settings
         values = frozenset((name, number_or_text(value)) for name, value in settings.items())
-        return values, self.summary.project_hash, self.summary.code_hash
+        return values, self.summary.project_hash, self.summary.code_hash, self.summary.text_hash
 
 
 Group = list[Job]
@@ -189,20 +191,23 @@ def distinct(jobs: list[Job]) -> list[Job]:
     if len({job.summary.project_hash for job in kept.values() if job.status == "finished"}) > 1:
         for job in kept.values():
             job.settings |= {"project_hash": job.summary.project_hash} if job.summary.project_hash else {}
-    if has_versions(kept.values()):
-        for job in kept.values():
-            job.settings |= {"code_hash": job.summary.code_hash} if job.summary.code_hash else {}
+    for name in VERSIONS:
+        if has_versions(kept.values(), name):
+            for job in kept.values():
+                hash_ = getattr(job.summary, name)
+                job.settings |= {name: hash_} if hash_ else {}
     return [*kept.values()]
 
 
-def has_versions(jobs: Iterable[Job]) -> bool:
-    """Return whether jobs of the same settings ran different versions of a file of code=."""
+def has_versions(jobs: Iterable[Job], name: str) -> bool:
+    """Return whether jobs of the same settings have different hashes of this name."""
     versions: dict[frozenset[tuple[str, str]], set[str | None]] = {}
     for job in jobs:
         if job.status == "finished":
-            others = frozenset(setting for setting in job.but_seed if setting[0] != "code_hash")
-            versions.setdefault(others, set()).add(job.summary.code_hash)
-    return any(len(hashes) > 1 for hashes in versions.values())
+            others = frozenset(setting for setting in job.but_seed if setting[0] not in VERSIONS)
+            versions.setdefault(others, set()).add(getattr(job.summary, name))
+    unknown = {None} if name == "text_hash" else set()  # to runs of before it was kept
+    return any(len(hashes - unknown) > 1 for hashes in versions.values())
 
 
 def unreadable(file: Path) -> JobRecord:
@@ -374,9 +379,9 @@ def markdown(jobs: list[Job]) -> str:
         ]
     if "project_hash" in swept:
         lines += ["", "The rows were computed by different code (project_hash): compare only those of the same."]
-    if has_versions(jobs):
-        told = "Some rows were computed by different versions of a file of code= (code_hash)"
-        lines += ["", f"{told}: compare only those of the same."]
+    for name, subject in VERSIONS.items():
+        if has_versions(jobs, name):
+            lines += ["", f"Some rows have different versions of {subject} ({name}): compare only those of the same."]
     finished = [group for group in groups if group[0].status == "finished"]
     seeds = {frozenset(job.settings.get("seed") for job in group) for group in finished}
     if over_seeds and len(seeds) > 1:

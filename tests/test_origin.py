@@ -10,10 +10,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sweeping import ROOT, in_memory, put_job, run_here, tiny
 
 from common.errors import SettingsError
+from data.prepare import tokens_hash
 from runs.origin import PACKAGES, PROJECT_HASH, commit, commit_of, hash_of_code
 from runs.summary import read_summary
 from sweeps.grid import Grid
@@ -139,12 +141,42 @@ def test_a_table_tells_versions_of_a_persons_file_apart_that_one_row_would_mix(t
     # Two versions of one form are two rows; (1.0 + 1.4) / 2 of both would be the result of neither.
     text = table(("sdpa", "1", None, 2.0), ("mine", "1", "aa", 1.0), ("mine", "2", "bb", 1.4))
     assert " 1.0000 " in text and " 1.4000 " in text and " 1.2000" not in text
-    assert text.count("Some rows were computed by different versions of a file of code= (code_hash)") == 1
+    assert text.count("Some rows have different versions of a file of code= (code_hash)") == 1
     # A form without a file beside one of a file is no other version, nor is a failed job.
     text = table(("sdpa", "1", None, 2.0), ("mine", "1", "aa", 1.0), ("mine", "2", "aa", 1.4))
     assert "code_hash" not in text and "1.2000 ± 0.2828" in text  # √(0.2² + 0.2²)
     put_job(tmp_path, 2, "attention=mine", "seed=2", status="failed", reason="", code_hash="bb")
     assert "code_hash" not in markdown(read_jobs(tmp_path))
+
+
+def test_a_table_tells_versions_of_the_text_apart_and_knows_a_copy_of_it(tmp_path):
+    asked = ["-m", "hydra.sweep.dir=here", *tiny(tmp_path, max_steps=2)]
+    text = tmp_path / "text.txt"
+    assert run_here(*asked, "seed=1", cwd=tmp_path).returncode == 0
+    os.utime(text, (1, 1))  # a copy, as on another machine
+    assert run_here(*asked, "seed=1,2", "allow_changes=true", cwd=tmp_path).returncode == 0
+    table = markdown(read_jobs(tmp_path / "here"))
+    assert "| 1, 2 |" in table and "text_hash" not in table
+    text.write_text(text.read_text(encoding="utf-8").replace("mat", "rug"), encoding="utf-8")
+    assert run_here(*asked, "seed=1,2,3", "allow_changes=true", cwd=tmp_path).returncode == 0
+    table = markdown(read_jobs(tmp_path / "here"))
+    losses = [read_summary(tmp_path / f"here/{job}").val_bpb for job in range(3)]
+    assert f"{sum(losses[:2]) / 2:.4f} ±" in table and f" {losses[2]:.4f} " in table
+    assert "Some rows have different versions of the text (text_hash)" in table
+
+
+def test_a_hash_of_tokens_is_of_their_numbers_and_their_length(monkeypatch):
+    monkeypatch.setattr("data.prepare.HASHED", 1 << 20)
+    rng = np.random.default_rng(0)
+    for length in (1, 7, 1000, 3_000_000):
+        tokens = rng.integers(0, 300, length, dtype=np.uint16)
+        found = tokens_hash(tokens, tokens[:5])
+        assert found == tokens_hash(tokens.copy(), tokens[:5].copy())
+        others = [tokens[:-1], tokens.astype(np.uint32)]
+        for place in (0, length // 2, length - 1) if length < 1 << 19 else (0, length - 1):
+            others.append(tokens.copy())
+            others[-1][place] ^= 1
+        assert found not in [tokens_hash(other, tokens[:5]) for other in others]
 
 
 def test_a_sweep_does_not_go_on_with_another_version_of_a_persons_file_beside_finished_jobs(tmp_path):

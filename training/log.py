@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from common.errors import first_line
+from data.batches import TokenDataset
+from data.prepare import tokens_hash
 from model.heads import head_statistics
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token
 from runs.directory import open_log
@@ -58,6 +60,8 @@ class SummaryFile(Logger):
         reset_peak_memory(run.device)  # earlier jobs of a sweep in this process do not count
         with run_eagerly(run.compiled):  # one token has another shape, which would compile
             self.cache_bytes = round(cache_bytes_per_token(run.model), 1)
+        data = run.data
+        self.text_hash = tokens_hash(data.train, data.val) if isinstance(data, TokenDataset) else None
         self.write()
 
     def on_row(self, row: Row, sample: str) -> None:
@@ -88,6 +92,7 @@ class SummaryFile(Logger):
             commit=commit(),
             project_hash=PROJECT_HASH,
             code_hash=run.config.code_hash,
+            text_hash=self.text_hash,
             seed=run.config.seed,
             threads=torch.get_num_threads() if run.device.type == "cpu" else None,
             step=step,
