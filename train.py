@@ -120,9 +120,10 @@ def clip_and_update(run: Run, loss: Tensor) -> Tensor:
 
     Returns the gradient's norm before clipping. torch's own order, clip_grad_norm_() and scaler.step(), would wait for
     the device: it needs to know whether a number is finite. As torch's fused optimizers do, ours take tensors instead:
-    grad_scale, by which they divide the gradients, and the flag found_inf, with which they change nothing.
+    grad_scale, by which they divide the gradients, and the flag found_inf, with which they change nothing. An optimizer
+    that ignores both is neither clipped nor skipped: optimizer.py has the contract.
     """
-    # The norm. In fp16 unscale_() first undoes the loss's scale, and notes whether it met an infinity.
+    # The norm. In fp16 unscale_() first undoes the loss's scale, and notes for update(), below, if it met an infinity.
     for optimizer in run.optimizers:
         run.scaler.unscale_(optimizer)  # type: ignore[arg-type]  # it needs param_groups only
     grad_norm = gradient_norm(run.model)

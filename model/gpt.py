@@ -116,7 +116,7 @@ class Block(nn.Module):
         return self._forward(x, ctx)
 
     def _forward(self, x: Stream, ctx: AttentionContext) -> Stream:
-        # model/row.py has the same for one token. Edit both: see DIGEST there.
+        # model/row.py has the same for one token, which it computes until this code is edited.
         x = x + self.dropout(self.attention(self.attention_norm(x), ctx))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
@@ -191,7 +191,7 @@ class GPT(nn.Module):
         ctx: the state that the layers share; a caller that passes one in can read their auxiliary loss afterwards.
         forward() explains the other arguments.
         """
-        # model/row.py has this loop for one token. Edit both: see DIGEST there.
+        # model/row.py has this loop for one token, which it runs until this code is edited.
         x, ctx = self.embed(tokens, doc_starts, cache, ctx or AttentionContext())
         for block in self.blocks:
             x = block(x, ctx)

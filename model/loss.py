@@ -173,7 +173,16 @@ def chunk_loss_and_gradient(
 
 
 class _SummedNats(torch.autograd.Function):
-    """The loss. forward() computes its gradients too, and backward() only scales them."""
+    """The loss. forward() computes its gradients too, and backward() only scales them.
+
+    Without chunks, a cap and targets that do not count:
+
+        p = (rows @ weight.mT).softmax(-1)   # (N, V)
+        nats = -p.gather(1, targets).log()   # (N, 1)
+        slope = p - F.one_hot(targets[:, 0], V)
+        grad_rows = slope @ weight           # (N, C)
+        grad_weight = slope.mT @ rows        # (V, C)
+    """
 
     @staticmethod
     def forward(

@@ -133,9 +133,9 @@ class PlainGPT(nn.Module):
     ) -> Tensor:
         """Return tokens (B, T) and `count` more, drawn one by one from the probabilities.
 
-        temperature: 1 draws from the model's own probabilities; less makes likely tokens likelier.
+        block_size: that of training; a longer context is cut to its end.
+        temperature: above 0; 1 draws from the model's own probabilities, less makes likely tokens likelier.
         top_k: draw from so many likeliest tokens alone.
-        A context longer than the block_size of training is cut to its end.
         """
         for _ in range(count):
             logits = self(tokens[:, -block_size:])[:, -1] / temperature  # (B, V), after the last token

@@ -175,7 +175,7 @@ class Run:
             not finite  any        nothing written  nothing written  SettingsError
 
         A run whose steps are skipped may be about to fail, and then goes on from a checkpoint before them. A step that
-        lowers the scale of fp16 is no such sign. How files replace others whole: runs/checkpointer.py.
+        lowers the scale of fp16 is no such sign. How a checkpoint replaces another whole: runs/checkpoint.py.
         """
         self.check_skipped_steps(finished=finished)
         with self.memory_errors_of("a save"):

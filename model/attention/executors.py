@@ -9,7 +9,7 @@ folded          causal calls by torch's fastest kernel on a GPU, FlashAttention 
 varlen          such calls in torch's varlen_attn, which knows a window, but no sink and no dropout
 half            short texts in half precision on a CPU, half_weighted with other weights (half.py)
 bmm             short texts on a CPU: the plain products of functions.py
-fused           torch's kernels for calls with nothing but causality: on a CPU, and one token on a GPU (fused.py)
+fused           torch's kernels for calls with nothing but causality: on a CPU, or one token on a GPU (fused.py)
 chunks          long texts by chunks of queries, without a matrix of all scores (chunked.py)
 rows            the definition, by chunks of queries (rows.py)
 fused_matrix    torch's kernels with mask and bias as a matrix

@@ -202,7 +202,7 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Stream) -> Heads:
         """Return the queries, keys and values of x, normalised if the layer has QK-norm."""
-        # From here to merge() model/row.py has the same for one token. Edit both: see DIGEST there.
+        # From here to merge() model/row.py has the same for one token, which it computes until this code is edited.
 
         # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
         projected = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -234,8 +234,9 @@ class MultiHeadAttention(nn.Module):
 
     def make_call(self, q: Query, k: Key, v: Value, ctx: AttentionContext) -> Call:
         """Return the call of attention, over the keys that any query sees."""
-        # The span of these keys: a window for the first of the T queries, and a key more for each later one. The cache
-        # may have returned more, which it keeps to spare copies.
+        # The span of these keys: a window for the first of the T queries, and a key more for each later one. With a
+        # window of 3, queries 8 and 9 see the keys 6 to 9. The cache may have returned more, which it keeps to spare
+        # copies.
         T = q.shape[-2]
         span = ctx.past + T
         dropped = 0
