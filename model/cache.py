@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -172,13 +173,16 @@ class KVCache:
         With a window it has room for as many positions as first_kept() leaves.
         """
         kept = self.layers[layer]
+        room = self.size if window is None else min(self.size, window + spare_rows(window))
         if name not in kept:
-            room = self.size if window is None else min(self.size, window + spare_rows(window))
             with ordinary_tensors():
                 kept[name] = new.new_zeros(*new.shape[:2], room, new.size(3))
         elif kept[name].dtype != new.dtype:  # a pass under autocast, or after a change of the model's type
             with ordinary_tensors():
                 kept[name] = kept[name].to(new.dtype)
+        if kept[name].size(2) < room:  # the window has been enlarged
+            with ordinary_tensors():
+                kept[name] = F.pad(kept[name], (0, 0, 0, room - kept[name].size(2)))
         rows = kept[name]
         if rows.shape[:2] != new.shape[:2] or rows.shape[3] != new.shape[3]:
             raise ValueError(f"rows {tuple(new.shape)} do not fit a cache of {tuple(rows.shape)}.")

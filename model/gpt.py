@@ -258,9 +258,9 @@ class GPT(nn.Module):
     ) -> Float[Tensor, ""]:
         """Return the loss -Σ log p(target) in nats: F.cross_entropy of the logits, summed.
 
-        It is computed by chunks of tokens (model/loss.py), so that no tensor holds all the logits. If lm_head is more
-        than a matrix (not has_plain_head), it is that of the full logits. In training mode its gradient is also that of
-        the auxiliary loss which layers may add.
+        It is computed by chunks of tokens (model/loss.py), with at most 64 MB of logits at a time (512 on a GPU). If
+        lm_head is more than a matrix (not has_plain_head), it is that of the full logits. In training mode its gradient
+        is also that of the auxiliary loss which layers may add.
 
         targets: the tokens that follow; those of -1 (ours) and -100 (torch's) do not count.
         forward() explains the other arguments.

@@ -6,11 +6,11 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import close, random_gpt, some
+from conftest import close, layer, random_gpt, some
 from torch import nn
 
 from generation.generate import Decoder
-from model.attention import FORMS, MODIFIERS, SETTINGS
+from model.attention import FORMS, MODIFIERS, SETTINGS, AttentionContext
 from model.cache import KVCache
 from model.config import POSITIONS
 
@@ -284,8 +284,8 @@ def filled():
     """A cache of 8 positions with 3 rows in two layers, and these rows: (layers, B, H, 3, D)."""
     cache, rows = KVCache(8), torch.randn(2, 2, 3, 3, 4)
     assert cache.nbytes == 0
-    for layer in (0, 1):
-        cache.append(layer, "k", rows[layer])
+    for number in (0, 1):
+        cache.append(number, "k", rows[number])
     cache.position = 3
     return cache, rows
 
@@ -293,10 +293,10 @@ def filled():
 def test_layers_read_back_what_all_passes_wrote_each_its_own_without_copies(filled):
     cache, rows = filled
     new = torch.randn(2, 3, 2, 4)
-    for layer in (1, 0, 1):  # however often, at the same positions
-        got = cache.append(layer, "k", new)
-        assert torch.equal(got, torch.cat((rows[layer], new), -2))
-        assert got.data_ptr() == cache.layers[layer]["k"].data_ptr()
+    for number in (1, 0, 1):  # however often, at the same positions
+        got = cache.append(number, "k", new)
+        assert torch.equal(got, torch.cat((rows[number], new), -2))
+        assert got.data_ptr() == cache.layers[number]["k"].data_ptr()
     assert cache.position == 3 and cache.nbytes == 2 * 4 * 2 * 3 * 8 * 4
     with pytest.raises(ValueError, match="not all before 3: every layer has to read every token, once"):
         cache.append(1, "v", new)
@@ -412,3 +412,25 @@ def test_copies_of_a_block_are_given_places_of_their_own_in_a_cache():
         model.blocks[0] = model.blocks[2]
         with pytest.raises(ValueError, match="blocks 0 and 2 are one module"):
             model(tokens, cache=KVCache(24))
+
+
+@pytest.mark.parametrize("window", [6, 9, None])
+def test_a_window_that_is_enlarged_on_a_cache_in_use_sees_what_is_kept_or_is_refused(window):
+    x = torch.randn(2, 16, 16)
+    for read in (3, 5, 12):  # from 5 on rows of a window of 4 have left
+        attention = layer("sdpa+window", attention_window=4)
+        cache = KVCache(16)
+        attention(x[:, :read], AttentionContext(cache=cache))
+        cache.advance(read)
+        attention.window = window
+        wanted = attention(x)
+        for t in range(read, 16):
+            try:
+                found = attention(x[:, t : t + 1], AttentionContext(cache=cache))
+            except ValueError as error:
+                assert "not all before" in str(error) and read > 4
+                break
+            close(found, wanted[:, t : t + 1])
+            cache.advance(1)
+        else:
+            assert read < 12

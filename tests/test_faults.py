@@ -394,6 +394,14 @@ def test_a_step_that_is_skipped_in_fp16_is_saved_unless_the_scale_cannot_fall_fu
     assert ("step 8 was skipped, so it is not saved" in caplog.text) == (8 not in saved)
 
 
+def test_a_loss_that_stays_infinite_in_fp16_ends_the_run_though_no_gradient_overflows(train_config, monkeypatch):
+    """The scale stays at 65,536: 16 steps more are allowed than in other types."""
+    plant_nan(monkeypatch, range(4, 100), "loss")
+    config = replace(train_config, precision="fp16", max_steps=40, max_skipped_steps=3, log_interval=1)
+    with pytest.raises(SettingsError, match="not finite in 19 steps in a row, first in step 5: lower"):
+        train(replace(config, eval_interval=100, checkpoint_interval=100, sample_tokens=0))
+
+
 def test_a_signal_after_a_skipped_step_loses_no_step_before_it(train_config, monkeypatch):
     plant_nan(monkeypatch, range(6, 8), "gradient")
     before_step(monkeypatch, 7, lambda run: os.kill(os.getpid(), signal.SIGTERM))

@@ -221,7 +221,7 @@ class TrainConfig:
     max_skipped_steps: int = 10
     """Stop if the loss or gradient was not finite in so many last steps in a row, or more: looked at
     when a step is logged, and once in so many steps. In fp16 such a step halves the scale of the
-    loss, and the run goes on while the scale is above 1."""
+    loss: while the scale is above 1, 16 more are allowed."""
 
     log_interval: int = 10
     """Steps between lines of metrics.jsonl."""

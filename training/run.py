@@ -36,6 +36,7 @@ from training.optimizer import AdamW, Muon, make_optimizers, optimizer_state
 log = logging.getLogger("tinygpt")
 
 DEFAULT_STEPS = 450  # without max_steps, max_minutes and max_flops
+HALVINGS = 16  # of the first scale of fp16's loss, 65,536, until it is 1
 
 
 @dataclass
@@ -240,7 +241,7 @@ class Run:
 
         # Find the problem, if there is one.
         in_a_row = progress.skipped_in_a_row
-        if in_a_row >= config.max_skipped_steps and not self.scale_can_fall:
+        if in_a_row >= config.max_skipped_steps + (HALVINGS if self.scale_can_fall else 0):
             first = progress.step - in_a_row + 1
             problem = f"loss or gradient was not finite in {plural(in_a_row, 'step')} in a row, first in step {first}"
         elif finished and not math.isfinite(progress.metrics["val_loss"]):
@@ -258,7 +259,10 @@ class Run:
 
     @property
     def scale_can_fall(self) -> bool:
-        """Whether a skipped step lowers the scale of fp16's loss: a later one may be finite."""
+        """Whether an overflow of the gradient lowers the scale of fp16's loss.
+
+        A later step may then be finite.
+        """
         return bool(self.scaler.get_scale() > 1)  # 1 in other types
 
     def weights_are_finite(self) -> bool:

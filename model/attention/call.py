@@ -72,7 +72,8 @@ class Call(NamedTuple):
     """True where a query may attend. It hides keys besides those that causality, window and documents hide; after
     dense() it has these too."""
     is_causal: bool = True
-    """Whether later keys are hidden. False, as in an encoder: only mask, documents and indexer hide keys."""
+    """Whether later keys are hidden: by default, unlike in a function of contract.py. False, as in an encoder: only
+    mask, documents and indexer hide keys."""
     doc_starts: Int[Tensor, "B T"] | None = None
     """The first key of each query's document."""
     window: int | None = None
@@ -192,8 +193,8 @@ def visible_keys(call: Call, index: Tensor | None = None) -> Bool[Tensor, "..."]
     if call.doc_starts is not None:
         same_text = document_mask(call.doc_starts, S)
         mask = same_text if mask is None else mask & same_text
-    # Any matrix has causality too, as an executor gets nothing else. A single query, the last, needs none, but for a
-    # window.
+    # A mask has causality too, for with_matrices() then clears is_causal. A single query, the last, needs none, but for
+    # a window.
     makes_mask = mask is not None or call.indexer is not None
     if has_window or (makes_mask and hides_later(call)):
         causal = causal_mask(T, S, call.q.device, call.window)

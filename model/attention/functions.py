@@ -13,7 +13,8 @@ Each is a function of one call:
     call.mask       (…, H, T, S)   True where a query may attend, or fewer axes; None: everywhere
     call.dropout_p                 the probability of dropping a weight, 0 outside training
 
-and returns (…, H, T, Dv). The mask has all that hides a key.
+and returns (…, H, T, Dv). The mask has all that hides a key. weighted() also reads weighting, sink, faded and tilt.
+
 A layer's call has more: causality, windows, documents, keys that several heads share. The function dense() of call.py
 turns all of it into mask and matrix, and repeats the keys, before one of these runs. forms.py, and ladder.py for
 head_by_head, say which of them a form is; executors.py chooses it, or faster code.
