@@ -24,7 +24,10 @@ from model.cpu import is_recorded
 KNOWS_WINDOWS = torch.__version__ >= "2.13"
 """Whether varlen_attn has the arguments of varlen()."""
 DOCUMENT_GAP = 256.0
-"""The difference of scores between two documents: exp(-256) is 0 in float32."""
+"""The difference of scores between two documents: exp(-256) is 0 in float32.
+
+A key of another document would need a score some 150 above those of the own one to get weight; QK-norm rules that out.
+"""
 UNIT = 64.0
 """The channel that a bias is multiplied by, after its division by it.
 
