@@ -67,7 +67,7 @@ def test_a_batch():
     names = {"np": np, "draw_epoch": draw_epoch, "tokens": tokens.astype(np.int64), "block_size": 128, "seed": 3}
     for step in range(6):  # two epochs
         epoch, place = divmod(2 * step, count)
-        more = {"epoch": epoch, "count": count, "room": 1000 - count * 128, "place": place, "batch_size": 2}
+        more = {"epoch": epoch, "count": count, "room": 1000 - count * 128, "taken": place, "batch_size": 2}
         found = run(data.batches, names | more)
         batch = dataset.train_batch(step, 0, 2)
         assert (batch.inputs == found["inputs"]).all() and (batch.targets == found["targets"]).all()
