@@ -8,8 +8,8 @@ whoever takes a model elsewhere may copy it:
     model.load_state_dict(safetensors.torch.load_file("outputs/…/checkpoints/step_450/model.safetensors"))
 
 The sizes are those of "model" in the settings of meta.json, beside that file. Compare the other settings there with
-the defaults in model/config.py: one that has no weights, such as a window, loads without a word and is not what was
-trained.
+the defaults in model/config.py: one that has no weights, such as a window, loads without a word, and the model is
+another than the trained one.
 
 B texts of T tokens; a token is a vector of C channels, which H heads divide into D = C / H each.
 """

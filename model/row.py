@@ -20,6 +20,7 @@ from functools import cache
 from itertools import chain
 from operator import call, itemgetter
 from textwrap import dedent
+from tokenize import TokenError
 from typing import Any
 
 import torch
@@ -177,11 +178,16 @@ test fails. Let the steps do the same, and write the digest that the test names.
 
 @cache
 def repeats_present_code() -> bool:
-    """Return whether the functions that the steps repeat are those for which they were written."""
+    """Return whether the functions that the steps repeat are those for which they were written.
+
+    Their files are read now: one that is being edited while this process runs may have anything in their lines.
+    """
     try:
         return digest_of(REPEATED) == DIGEST
     except (OSError, TypeError):  # without their source nobody has edited them
         return True
+    except (SyntaxError, ValueError, TokenError):
+        return False
 
 
 def digest_of(functions: list[Any]) -> str:
@@ -189,7 +195,8 @@ def digest_of(functions: list[Any]) -> str:
     digest = hashlib.sha256()
     for function in functions:
         (tree,) = ast.parse(dedent(inspect.getsource(inspect.unwrap(function)))).body
-        assert isinstance(tree, ast.FunctionDef)
+        if not isinstance(tree, ast.FunctionDef):
+            raise ValueError(f"the lines of {function.__qualname__} are no function any more")
         statements = tree.body[ast.get_docstring(tree) is not None :]
         digest.update("\n".join(map(ast.unparse, statements)).encode())
     return digest.hexdigest()[:16]

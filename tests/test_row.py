@@ -1,16 +1,15 @@
 """One text on a CPU: the steps beside the layers compute what the layers do, with all that is attached to them."""
 
 import copy
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 from conftest import close, random_gpt, some
+from test_origin import copy_code
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.overrides import TorchFunctionMode
@@ -27,7 +26,6 @@ from model.gpt import GPT, Block
 from model.layers import Linear, RMSNorm
 from model.row import DecodedModel, serves
 
-ROOT = Path(__file__).parent.parent
 PARTS = ("blocks.0", "blocks.0.attention", "blocks.0.attention.qkv_proj", "blocks.0.attention.q_norm")
 PARTS += ("blocks.0.attention.o_proj", "blocks.0.attention_norm", "blocks.0.mlp", "blocks.0.mlp.down_proj")
 PARTS += ("blocks.1.dropout", "token_embedding", "final_norm", "lm_head", "")
@@ -372,10 +370,15 @@ def test_the_steps_repeat_the_present_code():
 
 
 EDITED = """
+import sys
+from pathlib import Path
 import torch
 from generation.generate import Decoder
 from model.config import GPTConfig
 from model.gpt import GPT
+for old, new in zip(sys.argv[1::2], sys.argv[2::2]):  # an edit while the process runs
+    for file in (Path("model/gpt.py"), Path("model/rope.py"), Path("model/attention/layer.py")):
+        file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
 torch.manual_seed(0)
 model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=16, vocab_size=61, zero_init=False)).eval()
 with torch.inference_mode():
@@ -398,10 +401,20 @@ with torch.inference_mode():
     ],
 )
 def test_an_edit_of_code_that_the_steps_repeat_is_computed_and_not_the_steps(file, old, new, takes_steps, tmp_path):
-    for name in ("model", "generation", "common", "data"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    source = (tmp_path / "model" / file).read_text(encoding="utf-8")
+    place = copy_code(tmp_path / "code")
+    edited = place / "model" / file
+    source = edited.read_text(encoding="utf-8")
     assert source.count(old) == 1
-    (tmp_path / "model" / file).write_text(source.replace(old, new), encoding="utf-8")
-    run = subprocess.run([sys.executable, "-c", EDITED], cwd=tmp_path, capture_output=True, text=True, check=False)
+    edited.write_text(source.replace(old, new), encoding="utf-8")
+    run = subprocess.run([sys.executable, "-c", EDITED], cwd=place, capture_output=True, text=True)
     assert run.stdout == f"{takes_steps} True\n", run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new"), [("        ", "    "), ("def ", "async def "), ('"""', "'"), ("def ", "\n\ndef ")]
+)
+def test_a_file_that_is_edited_while_a_process_runs_ends_no_text(old, new, tmp_path):
+    place = copy_code(tmp_path / "code")
+    run = subprocess.run([sys.executable, "-c", EDITED, old, new], cwd=place, capture_output=True, text=True)
+    assert run.stdout == "False True\n", run.stderr

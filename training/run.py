@@ -226,8 +226,8 @@ class Run:
     def check_skipped_steps(self, *, finished: bool = False) -> None:
         """Copy the numbers of skipped steps from the device, and warn of new ones.
 
-        Raises SettingsError for too many in a row, once the scale of fp16's loss cannot fall, and, if finished, for a
-        loss or a weight that is not finite.
+        Raises SettingsError for too many in a row, of which fp16 allows more while its scale can fall, and, if
+        finished, for a loss or a weight that is not finite.
         """
         # Read the numbers.
         config = self.config

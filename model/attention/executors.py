@@ -18,7 +18,7 @@ weighted        the definition, for any weighting: functions.py
 A form of attention has some of these, the fastest first; the last one serves every call of a layer. `matmul` and its
 equals have their own steps in place of torch's kernels; those of `einsum`, `loop` and `stacked` (head_by_head()) run
 always, while long texts of `matmul` and `bmm` go to `chunks`, and on a CPU half precision to `half`. `python -m
-model.attention.choose NAME` prints what runs when.
+model.attention.choose NAME` prints the executor of each case.
 
 To exchange one kernel, write a function of a Call, make an Executor of it that declares the fields and weightings which
 it serves, and put it in front of a form's executors.
