@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{name}")  # this folder, or its name on the hub
 tokenizer = AutoTokenizer.from_pretrained("{name}")
-tokens = model.generate(**tokenizer("", return_tensors="pt"), max_new_tokens=200, do_sample=True, temperature=0.8)
+tokens = model.generate(**tokenizer("", return_tensors="pt"), max_new_tokens={new}, do_sample=True, temperature=0.8)
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 ```
 
@@ -37,7 +37,7 @@ print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 """
 
 
-def model_card(sample: str, figures: dict[str, float], **values: object) -> str:
+def model_card(sample: str, figures: dict[str, float], block_size: int, **values: object) -> str:
     """Return the model card.
 
     figures: the metrics of the latest evaluation.
@@ -49,4 +49,5 @@ def model_card(sample: str, figures: dict[str, float], **values: object) -> str:
         measured = f"On held-out text: {figures['val_bpb']:.4f}{error} bits/byte, {figures['val_loss']:.4f} nats/token."
     # Indented after each line end of Markdown, so that it stays a block of code.
     block = "\n".join(f"    {line}" for line in re.split("\r\n|\r|\n", sample))
-    return CARD.format(sample=block, figures=measured, **values)
+    new_tokens = min(200, block_size - 1)  # beside the <|endoftext|>
+    return CARD.format(sample=block, figures=measured, block_size=block_size, new=new_tokens, **values)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from contextlib import suppress
 from itertools import count
 from operator import itemgetter
@@ -23,8 +24,17 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
 DIGITS = {"type": "Digits", "individual_digits": True}
-# llama.cpp's names of pre-tokenizers, by the names of our encodings.
+# The patterns of Llama 3 and of Qwen2, which differ in the number of digits.
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+QWEN2_PATTERN = LLAMA3_PATTERN.replace("{1,3}", "")
+# llama.cpp's names of pre-tokenizers, by the names of our encodings, and by the patterns of imported ones.
 GGML_PRE = {"bpe": "llama-bpe", "gpt2": "gpt-2", "cl100k_base": "dbrx", "o200k_base": "gpt-4o"}
+GGML_PRE |= {GPT2_PATTERN: "gpt-2", DIGITS_PATTERN: "smollm", LLAMA3_PATTERN: "llama-bpe", QWEN2_PATTERN: "qwen2"}
+COUNTED = re.compile(r"(?<!\\x)(\{\d[\d,]*\}|\{,\d+\})\+")
+"""A counted quantifier that gives nothing back: {1,3}+."""
 CHOOSE = "choose a model with a byte-level BPE tokenizer, such as GPT-2's, Llama 3's or Qwen3's"
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 # Texts whose ids are compared if the tokenizers library is installed.
@@ -38,6 +48,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     """Write tokenizer.json and tokenizer_config.json for AutoTokenizer.
 
     The saved tokenizer puts an <|endoftext|> before our ids. Unlike our encoding, it parses special tokens in a text.
+    Raises HuggingFaceError if the tokenizers library is installed and gives other ids.
     """
     # The tokens in the order of their ids, with a visible letter for each byte.
     letters = _byte_letters()
@@ -55,7 +66,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
 
     # The pattern, for their regex engine, Oniguruma, to which {1,3}+ is a repeated quantifier, not a possessive one.
     # {1,3} matches the same, because nothing after it matches a digit.
-    pattern = encoding._pat_str.replace("}+", "}").replace(r"(?s:.)", r"[\s\S]")
+    pattern = COUNTED.sub(r"\1", encoding._pat_str).replace(r"(?s:.)", r"[\s\S]")
 
     # Everything else of their file.
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -96,10 +107,12 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         "padding_side": "left",  # on the right, padding would part a prompt from its continuation
         "model_input_names": ["input_ids", "attention_mask"],  # transformers 4 would add token_type_ids
         "clean_up_tokenization_spaces": False,
-        "ggml_pre": GGML_PRE.get(encoding.name),
+        "ggml_pre": GGML_PRE.get(encoding.name) or GGML_PRE.get(encoding._pat_str),
     }
-    (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    _compare(encoding, file)
 
 
 def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.Encoding:

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from common.errors import HuggingFaceError
 from data.config import TokenizerConfig
 from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
-from interop.tokenizer import DIGITS_PATTERN, GPT2_PATTERN, read_tokenizer_json, save_tokenizer_json
+from interop.tokenizer import (
+    DIGITS_PATTERN,
+    GPT2_PATTERN,
+    LLAMA3_PATTERN,
+    QWEN2_PATTERN,
+    read_tokenizer_json,
+    save_tokenizer_json,
+)
 
 ODD = "ab Z9 \t\n\r'sſ.,_/é漢😀\u0301\u00a0\u2028\u0085"
 TEXTS = st.text(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=30)
@@ -54,6 +61,45 @@ def test_their_tokenizer_gives_our_ids(name, tmp_path):
 
     the_same()
     assert theirs.token_to_id(END_OF_TEXT) == ours.eot_token == back.eot_token
+
+
+# Patterns as other people's files have them, with quantifiers after a class and after a count.
+FOREIGN = {
+    "gpt-2": GPT2_PATTERN,
+    "smollm": DIGITS_PATTERN,
+    "llama-bpe": LLAMA3_PATTERN,
+    "qwen2": QWEN2_PATTERN,
+    "hexadecimal": r"\p{L}{2,}+|\x{20}+|\p{N}{1,2}+|[^\p{L}\x{20}]|\p{L}|\s+",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_an_imported_tokenizer_that_is_exported_again_gives_the_same_ids(name, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    ours = trained(FOREIGN[name])
+    save_tokenizer_json(ours, tmp_path, 16)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    text = Path(string.__file__).read_text() + "".join(random.Random(2).choices(ODD, k=5_000))
+    assert theirs.encode(text, add_special_tokens=False).ids == ours.encode_ordinary(text)
+    assert len(ours.encode_ordinary("The attention is one setting")) < 25  # not letter by letter
+    named = json.loads((tmp_path / "tokenizer_config.json").read_text())["ggml_pre"]
+    assert named == "llama-bpe"  # as trained() names it "bpe"; an imported one has the name of its folder
+    back = read_tokenizer_json(tmp_path)
+    again = tmp_path / "again"
+    again.mkdir()
+    save_tokenizer_json(back, again, 16)
+    assert read_tokenizer_json(again).encode_ordinary(text) == ours.encode_ordinary(text)
+    named = json.loads((again / "tokenizer_config.json").read_text())["ggml_pre"]
+    assert named == (None if name == "hexadecimal" else name)
+
+
+def test_a_tokenizer_whose_file_gives_other_ids_is_refused_when_it_is_saved(bpe, tmp_path):
+    """To Oniguruma $ is the end of any line, to tiktoken that of the text."""
+    pytest.importorskip("tokenizers")
+    tokens = dict(mergeable_ranks=bpe._mergeable_ranks, special_tokens=bpe._special_tokens)
+    lines = tiktoken.Encoding("lines", pat_str=r"[^\n]+$|(?s:.)", **tokens)
+    with pytest.raises(HuggingFaceError, match="other ids than tiktoken does"):
+        save_tokenizer_json(lines, tmp_path, 16)
 
 
 def test_each_name_of_a_token_is_a_text_that_has_an_id(bpe, tmp_path):
