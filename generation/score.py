@@ -164,11 +164,12 @@ class Text(NamedTuple):
 def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
     """Return a text to score, its documents each after an <|endoftext|>, as in training.
 
-    It is read as the run of the first checkpoint would. If `text` names none, it is the validation split of that run.
-    Raises DataError if it is gone, or too short.
+    It is read as the run of the first checkpoint would. If `text` names none, it is the validation split of that run,
+    or of the second one's if the first has none, as a model that was changed and saved. Raises DataError if it is
+    gone, or too short.
     """
     first = checkpoints[0].tokenizer
-    split = None  # the tokens of the validation split, in the first checkpoint's ids
+    split = None  # the tokens of the validation split, in the ids of `first`
     notes: list[str] = []
     if text.is_given:
         source = text_source(text, checkpoints[0])
@@ -178,8 +179,13 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
         description = source.describe()
         notes = source.note_lines()
     else:
-        description, split, notes = validation_split(checkpoints[0])
-        notes += split_notes(checkpoints)
+        owner = next((each for each in checkpoints if was_trained_here(each)), checkpoints[0])
+        first = owner.tokenizer
+        description, split, notes = validation_split(owner)
+        if owner is checkpoints[0]:
+            notes += split_notes(checkpoints)
+        else:
+            notes.append(f"{checkpoints[0].path} has no validation split: this one is of {owner.path}")
         parts = np.split(split, np.flatnonzero(split == first.eot_token))
         documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts if len(part)]
     # An equal tokenizer takes the tokens of the split as they are: decoded and encoded again they may be others.
@@ -210,6 +216,13 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
     )
 
 
+def was_trained_here(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint lies where its run wrote it: one from elsewhere must not choose files to be read."""
+    path = checkpoint.path
+    run = path.parents[1] if path.parent.name == "checkpoints" else path
+    return bool(checkpoint.meta.data) and checkpoint.meta.home == str(run.resolve())
+
+
 def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]]:
     """Return the description and the tokens of a run's validation split, and notes about them.
 
@@ -219,9 +232,7 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]
     meta = checkpoint.meta
     path = checkpoint.path
     remedy = "give a text with data.path=..."
-    run = path.parents[1] if path.parent.name == "checkpoints" else path
-    # A checkpoint from elsewhere must not choose which files of this machine are read.
-    if not meta.data or meta.home != str(run.resolve()):
+    if not was_trained_here(checkpoint):
         raise DataError(f"{path} was not trained here and has no validation split", remedy)
     with readable(path):
         source = build(DataConfig, flat(meta.config["data"]))

@@ -292,6 +292,25 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
             score_checkpoints(EvalConfig(checkpoint=train_config.run_dir))
 
 
+def test_a_changed_model_is_scored_beside_its_own_run_on_what_that_one_held_out(train_config, tmp_path, capsys):
+    train(train_config)
+    checkpoint = open_checkpoint(train_config.run_dir)
+    with torch.no_grad():
+        checkpoint.model.blocks[1].attention.o_proj.weight[:, :16] = 0  # head 0
+    changed = str(tmp_path / "changed")
+    save_checkpoint(
+        tmp_path / "changed", model=checkpoint.model, tokenizer=checkpoint.tokenizer, config=checkpoint.meta.config
+    )
+    (alone,) = score_checkpoints(EvalConfig(checkpoint=train_config.run_dir))
+    mine, its = score_checkpoints(EvalConfig(checkpoint=changed, against=train_config.run_dir))
+    assert its.total == alone.total and mine.bytes.sum() == its.bytes.sum() and mine.total.loss != its.total.loss
+    said = capsys.readouterr().out
+    assert re.search(r"^note +.*changed has no validation split: this one is of .*run", said, re.MULTILINE), said
+    # The other way round nothing changes, and a text that is given is scored.
+    its, mine_too = score_checkpoints(EvalConfig(checkpoint=train_config.run_dir, against=changed))
+    assert its.total == alone.total and mine_too.total.loss == pytest.approx(mine.total.loss)
+
+
 def test_the_validation_split_of_a_changed_text_is_what_the_run_held_out_or_the_doubt_is_told(
     train_config, text_file, tmp_path, capsys
 ):
