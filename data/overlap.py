@@ -7,27 +7,29 @@ import numpy as np
 PASSAGE = 50
 """Tokens in a row that two texts rarely share by chance (Lee et al. 2022, "Deduplicating training data makes language
 models better", section 4.1)."""
+BYTES = 200
+"""As many where a token is a byte: the length of some 50 tokens of a larger vocabulary."""
 BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2^64
 INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
 BLOCK = 1 << 22  # tokens whose hashes are in memory at a time
 FILTER = (1 << 24) - 1  # the bits of a hash that sort out most passages
 
 
-def overlap(train: np.ndarray, val: np.ndarray, separator: int) -> float:
+def overlap(train: np.ndarray, val: np.ndarray, separator: int, length: int = PASSAGE) -> float:
     """Return the share of `val`, token ids (N,), that lies in passages which `train` has too.
 
-    A passage has PASSAGE tokens; a document that is shorter is one, with its `separator`, which begins it. The
+    A passage has `length` tokens; a document that is shorter is one, with its `separator`, which begins it. The
     separators do not count. A million tokens of `train` take 0.2 s.
     """
     # The passages of the validation text: hashes, first and last tokens.
-    starts, ends, hashes = (np.concatenate(parts) for parts in zip(*passages(val, separator), strict=True))
+    starts, ends, hashes = (np.concatenate(parts) for parts in zip(*passages(val, separator, length), strict=True))
     wanted = np.unique(hashes)
     may_be = np.zeros(FILTER + 1, dtype=bool)
     may_be[(wanted & np.uint64(FILTER)).astype(np.int64)] = True
 
     # Those of them that the training text has.
     found = [np.empty(0, np.uint64)]
-    for _, _, seen in passages(train, separator):
+    for _, _, seen in passages(train, separator, length):
         seen = seen[may_be[(seen & np.uint64(FILTER)).astype(np.int64)]]
         found.append(np.intersect1d(seen, wanted))
     shared = np.isin(hashes, np.concatenate(found))
@@ -40,22 +42,22 @@ def overlap(train: np.ndarray, val: np.ndarray, separator: int) -> float:
     return float((edges.cumsum()[:-1] > 0)[is_text].mean()) if is_text.any() else 0.0
 
 
-def passages(tokens: np.ndarray, separator: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def passages(tokens: np.ndarray, separator: int, length: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield the passages of a text in groups: their starts, ends and hashes, (P,) each."""
     for first in range(0, len(tokens), BLOCK):
         # A passage may reach into the next block.
-        block = np.asarray(tokens[first : first + BLOCK + PASSAGE]).astype(np.uint64)
+        block = np.asarray(tokens[first : first + BLOCK + length]).astype(np.uint64)
         # hash(s, e) = (sums[e] - sums[s]) · BASE^-s, so that it does not depend on the place.
         powers = np.multiply.accumulate(np.r_[np.uint64(1), np.full(len(block), BASE)])
         inverses = np.multiply.accumulate(np.r_[np.uint64(1), np.full(len(block), INVERSE)])
         sums = np.r_[np.uint64(0), np.cumsum((block + np.uint64(1)) * powers[:-1])]
-        starts = np.arange(max(0, min(BLOCK, len(block) - PASSAGE + 1)))
-        ends = starts + PASSAGE
+        starts = np.arange(max(0, min(BLOCK, len(block) - length + 1)))
+        ends = starts + length
         # Short documents, whole ones.
         marks = np.r_[np.flatnonzero(block == separator), [len(block)] * (first + len(block) == len(tokens))]
         begins = marks[:-1]
         stops = marks[1:]
-        is_short = (stops - begins < PASSAGE) & (begins < BLOCK)
+        is_short = (stops - begins < length) & (begins < BLOCK)
         starts = np.r_[starts, begins[is_short]].astype(np.int64)
         ends = np.r_[ends, stops[is_short]].astype(np.int64)
         yield starts + first, ends + first, (sums[ends] - sums[starts]) * inverses[starts]

@@ -288,6 +288,25 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
         assert "Every token was new: lower optimizer.lr=" in caplog.messages[-1]
 
 
+@pytest.mark.parametrize(
+    ("validation", "training", "steps", "is_told"),
+    [(0.21, 0.5, 300, True), (0.4, 0.5, 300, False), (0.21, 0.5, 40, False), (0.5, 0.4, 300, False)],
+)
+def test_held_out_text_that_is_easier_than_the_training_text_is_told(
+    train_config, caplog, validation, training, steps, is_told
+):
+    with open_run(replace(train_config, sample_tokens=0)) as run:
+        terminal = Terminal(run)
+        for _ in range(20):
+            terminal.on_row({"loss": training, "tokens_per_s": 1.0, "tokens": 100}, "")
+        progress = run.progress
+        progress.best_loss, progress.best_step, progress.best_tokens = validation, steps, 100
+        progress.evaluated, progress.metrics, progress.step = steps, {"val_loss": validation, "val_tokens": 100}, steps
+        terminal.log_result()
+    told = "the held-out text is much easier than the training text, whose loss is 0.50: hold some of each kind out"
+    assert (told in caplog.text) == is_told
+
+
 def test_the_log_of_a_run_begins_with_what_was_said_of_its_text(train_config, tmp_path):
     (folder := tmp_path / "texts").mkdir()
     for number in range(12):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data import overlap
-from data.overlap import PASSAGE
+from data.overlap import BYTES, PASSAGE
 
 END = 256
 
@@ -44,6 +44,17 @@ def test_it_counts_the_tokens_in_passages_and_short_documents_of_both(seed, monk
     val = tokens([*documents(random, 5, 90), texts[7], train[begin : begin + 200], *documents(random, 2, 90), texts[3]])
     share = overlap.overlap(np.array(train, np.uint16), np.array(val, np.uint16), END)
     assert 0.1 < share < 0.9 and share == pytest.approx(by_hand(train, val))
+
+
+def test_one_sentence_of_bytes_is_no_passage_of_bytes():
+    """50 tokens are a paragraph's beginning in a large vocabulary, and a few words in bytes."""
+    random = np.random.default_rng(1)
+    sentence = random.integers(0, 256, 80).tolist()
+    texts = ([[*each, *sentence] for each in documents(random, 9, 400)] for _ in range(2))
+    train, val = (np.array(tokens(text), np.uint16) for text in texts)
+    short, long = (overlap.overlap(train, val, END, length) for length in (PASSAGE, BYTES))
+    assert short > 0.2 and long == 0
+    assert overlap.overlap(train, train, END, BYTES) == 1
 
 
 def test_equal_texts_overlap_wholly_and_others_not_at_all():
