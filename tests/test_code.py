@@ -308,6 +308,7 @@ def test_a_parameter_that_no_gradient_reaches_is_named(tmp_path, caplog):
     assert found.returncode == 0 and found.stderr.count(told) + found.stdout.count(told) == 1, found
 
 
+@pytest.mark.slow
 def test_the_command_of_the_check_ends_in_a_sentence_for_own_heads_of_another_shape(tmp_path):
     (tmp_path / "own.py").write_text(
         f"{BEGINNING}@form('short')\ndef short(q, k, v, **given):\n    return v[..., :3, :]\n"
@@ -457,6 +458,20 @@ def test_a_mistake_in_a_form_that_begins_as_the_plain_layer_is_found(tmp_path, s
     sees_future = contextlib.nullcontext() if step == PLACE else pytest.raises(SettingsError, match="later tokens")
     with sees_future:
         check.refuse_leak("hidden", check.moved_layer(config), torch.randn(1, 16, 32))
+
+
+@pytest.mark.parametrize("T", [64, 100, 128, 512])
+@pytest.mark.parametrize("remainder", range(4))
+def test_a_look_at_the_next_token_in_one_of_four_late_positions_is_found(remainder, T):
+    place = torch.arange(T)
+    looks = (place > T // 2 - 2) & (place % 4 == remainder)
+
+    def late(x):
+        return torch.where(looks[:, None], x.roll(-1, 1), x)
+
+    check.refuse_leak("late", lambda x: x, torch.randn(1, T, 8))
+    with pytest.raises(SettingsError, match="later tokens"):
+        check.refuse_leak("late", late, torch.randn(1, T, 8))
 
 
 def test_the_check_sees_a_leak_that_does_not_cross_the_middle(tmp_path):

@@ -52,8 +52,8 @@ class OptimizerConfig:
     embedding_lr: float | None = 0.1
     """Peak learning rate of the embeddings, norms and biases; lr when null."""
     lm_head_lr: float | None = 0.008
-    """Peak learning rate of an untied lm_head, and of matrices with one row for each head;
-    lr when null."""
+    """Peak learning rate of an untied lm_head, and of the blocks' other matrices, such as a gate's with a row
+    for each head; lr when null."""
     momentum: float = 0.9
     """Muon's Nesterov momentum."""
     beta1: float = 0.9
