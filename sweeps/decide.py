@@ -405,13 +405,15 @@ class Decide(Grid):
         better = "more" if record.metric in LARGER else "less"
         chance = f"better or worse is false with a chance of {record.alpha:.3g} at most"
         if record.delta is not None:
-            chance += ", and so is no difference; its intervals are narrower than those of between"
+            chance += ", and so is no difference; its intervals are narrower than those in the column *between*"
         first = literal_markdown(name_of(record.first))
         note = f"The differences are from the first, {first}; {better} is better; {chance}."
         settings = " ".join(map(shlex.quote, record.settings)) or "the defaults"
         made = f"This holds for {literal_markdown(settings)}. "
         made += f"Commit {record.commit}, project_hash {record.project_hash}, text {record.text}."
-        made += f" Seeds from {record.seed} on; {RECORD} has each pair. Between misses the centre with the same chance."
+        made += (
+            f" Seeds from {record.seed} on; {RECORD} has each pair. An interval misses the centre with the same chance."
+        )
         text = "\n".join([*markdown_lines([head, *rows]), "", note, made, ""])
 
         replace_text(self.folder / RECORD, json.dumps(finite(asdict(record)), indent=2) + "\n")
