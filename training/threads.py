@@ -32,6 +32,8 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
                 note = f" with {threads} of {before} threads, for other programs use {others:.1f} cores"
         elif kept <= machine.processors():
             threads = kept
+            if threads != before:
+                note = f" with {threads} of {before} threads, as before"
     torch.set_num_threads(threads)
     try:
         yield note
