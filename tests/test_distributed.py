@@ -224,7 +224,7 @@ def alone(monkeypatch):
     """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield Ranks(launched=True)
-    dist.destroy_process_group()
+    Ranks(launched=True).leave()
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -47,6 +47,7 @@ from model.heads import for_each_layer, head_statistics
 from runs.checkpoint import open_checkpoint
 from train import train, train_step
 from training.config import DataConfig, TrainConfig
+from training.distributed import Ranks
 from training.evaluation import evaluate
 from training.plan import plan_run
 
@@ -501,6 +502,7 @@ def test_a_loss_as_a_forward_pass_trains_every_weight_under_ddp(attention, tmp_p
             model.zero_grad()
             step(tokens, targets).backward()
     finally:
-        distributed.destroy_process_group()
+        step = None  # DDP holds the group, whose threads must end before: see Ranks.leave()
+        Ranks(launched=True).leave()
     for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
         assert mine.grad is not None and torch.allclose(mine.grad, other.grad, atol=1e-5)
