@@ -281,12 +281,18 @@ def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):
     body = "def __init__(self, *given):\n        super().__init__(*given)\n        torch.ones(3).sum().item()\n"
     mine = f"{head}@modifier('mine', changes='values')\nclass Mine(Modifier):\n    {body}"
     file.write_text(mine)
-    with pytest.raises(SettingsError, match=r"line 5: modifier Mine changes nothing: override mix\(\), score\(\) or"):
+    with pytest.raises(SettingsError, match=r"line 4: modifier Mine changes nothing: override mix\(\), score\(\) or"):
         run_code(str(file))
     file.write_text(f"{mine}    def mixx(self, q, k, v, x, ctx):\n        return q, k, v\n")
-    with pytest.raises(SettingsError, match=r"line 5: modifier Mine has mixx, which nothing calls: write mix\(\)"):
+    with pytest.raises(SettingsError, match=r"line 4: modifier Mine has mixx, which nothing calls: write mix\(\)"):
         run_code(str(file))
-    file.write_text(f"{mine}    def mix(self, q, k, v, x, ctx):\n        return q, k, v\n")
+    file.write_text(mine.replace("(Modifier)", "(torch.nn.Module)"))
+    with pytest.raises(SettingsError, match="modifier mine is no Modifier: derive its class from Modifier"):
+        run_code(str(file))
+    # A base class needs no method that changes something.
+    base = "class Base(Modifier):\n    scale = 2.0\n"
+    mine = mine.replace("@modifier", f"{base}@modifier").replace("Mine(Modifier)", "Mine(Base)")
+    file.write_text(f"{mine}    def mix(self, q, k, v, x, ctx):\n        return q, k, v * self.scale\n")
     run_code(str(file))
     with pytest.raises(RuntimeError, match="meta tensors"):
         count_weights(GPTConfig(vocab_size=9, attention="sdpa+mine"))

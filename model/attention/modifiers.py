@@ -62,7 +62,9 @@ class Modifier(nn.Module):
     on_weights = False
     """Whether finish() acts on weights too (ctx.weights_only): diff's subtracts one map of weights from another."""
 
-    def __init_subclass__(cls) -> None:
+    @classmethod
+    def check_hooks(cls) -> None:
+        """Raise SettingsError, when a name is registered, unless the class overrides a hook; a base class need not."""
         hooks = ("mix", "score", "finish")
         if any(getattr(cls, hook) is not getattr(Modifier, hook) for hook in hooks):
             return
