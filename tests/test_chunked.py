@@ -344,6 +344,7 @@ def test_chunks_are_one_operator_to_a_compiler():
     assert printed[:-1] == [f"{form} 1 0 True" for form in DEFINITIONS]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_compiled_layer_goes_by_chunks_in_one_graph():
     layer = make_attention(AttentionConfig(attention="sdpa+forget", n_embd=16, n_head=2, block_size=300))
@@ -359,6 +360,7 @@ def test_a_compiled_layer_goes_by_chunks_in_one_graph():
     assert [name for name in called if "chunked" in name] == ["tinygpt.chunked.default"]
 
 
+@pytest.mark.slow
 def test_a_first_call_imports_no_compiler():
     code = """
 import sys, torch

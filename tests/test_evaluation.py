@@ -243,7 +243,8 @@ PLACES = {
 
 
 @pytest.mark.parametrize(
-    ("place", "error"), [*((place, ERRORS[0]) for place in PLACES), *((next(iter(PLACES)), one) for one in ERRORS[1:])]
+    ("place", "error"),
+    some([*((place, ERRORS[0]) for place in PLACES), *((next(iter(PLACES)), one) for one in ERRORS[1:])], 3),
 )
 def test_memory_that_runs_out_in_an_evaluation_loses_nothing_and_says_what_to_type(
     train_config, monkeypatch, place, error

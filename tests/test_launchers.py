@@ -83,7 +83,7 @@ def test_a_stopped_sweep_saves_its_job_and_goes_on_with_it(tmp_path):
     asked = ["-m", "seed=1,2,3", "hydra.sweep.dir=here", "log_interval=1"]
     asked += tiny(tmp_path, max_steps=10**6, compile="off", checkpoint_interval=10**6, eval_interval=10**6)
     stopped_at = 0
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP):
         with started(command(*asked), cwd=tmp_path, text=True, process_group=0) as process:
             wait_for(tmp_path / "here/0/metrics.jsonl", f'"step": {stopped_at + 20},')
             # A terminal sends Ctrl-C to all processes; the others come from whoever knows this one.
@@ -277,20 +277,19 @@ def deadly(scores):
 def test_a_worker_that_is_killed_fails_its_own_job_alone(tmp_path):
     (tmp_path / "deadly.py").write_text(DEADLY)
     variants = '["attention=sdpa","attention=deadly code=deadly.py","attention=sdpa model.vocab_size=100"]'
-    asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweeper.variants={variants}", "seed=1,2"]
+    asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweeper.variants={variants}"]
     asked += [*tiny(tmp_path, max_steps=5), "hydra.sweep.dir=here"]
     result = run(*asked, cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (1, "error: 4 of 6 jobs failed: the reasons are above.\n")
-    reasons = [read_job(tmp_path / f"here/{job}").reason for job in range(6)]
+    assert (result.returncode, result.stderr) == (1, "error: 2 of 3 jobs failed: the reasons are above.\n")
+    reasons = [read_job(tmp_path / f"here/{job}").reason for job in range(3)]
     killed = "its process was killed, perhaps for a lack of memory: lower hydra.launcher.n_jobs, or choose a smaller "
-    assert [reason and reason[: len(killed)] for reason in reasons[:2]] == [None, killed] and reasons[4] == reasons[1]
-    assert "model.vocab_size=100 is less than" in reasons[2] and reasons[3] is None
-    statuses = [(summary := read_summary(tmp_path / f"here/{job}")) and summary.status for job in range(6)]
-    assert statuses[0] == statuses[3] == "finished"
-    assert result.stdout.count(" failed: its process was killed") >= 2
+    assert [reason and reason[: len(killed)] for reason in reasons[:2]] == [None, killed]
+    assert "model.vocab_size=100 is less than" in reasons[2]
+    assert (summary := read_summary(tmp_path / "here/0")) and summary.status == "finished"
+    assert " failed: its process was killed" in result.stdout
     (tmp_path / "harmless").touch()
     again = run(*asked, cwd=tmp_path)
-    assert again.stderr == "error: 2 of 6 jobs failed: the reasons are above.\n", again.stdout
+    assert again.stderr == "error: 1 of 3 jobs failed: the reasons are above.\n", again.stdout
 
 
 @pytest.mark.slow

@@ -80,9 +80,12 @@ def test_a_trace_of_a_token_with_a_cache_sees_all_keys():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["sdpa", "matmul", "sigmoid", "mla", "sdpa+window", "sdpa+forget+sink", "sdpa+logn", "alibi"]
+    ("name", "T"),
+    [
+        *(("sdpa", 2), ("matmul", 300), ("sigmoid", 2), ("mla", 300), ("sdpa+window", 2), ("sdpa+forget+sink", 300)),
+        *(("sdpa+logn", 2), ("alibi", 300), ("sdpa", 300), ("mla", 2)),
+    ],
 )
-@pytest.mark.parametrize("T", [2, 300])
 @torch.no_grad()
 def test_an_export_of_two_tokens_or_more_reads_texts_of_every_length(name, T):
     gpt, texts = made(name)
@@ -116,7 +119,7 @@ def test_an_export_that_is_bound_to_lengths_is_right_or_refuses(name):
 def test_a_compiled_model_reads_texts_of_every_length(name):
     gpt, texts = made(name)
     torch._dynamo.reset()
-    compiled = torch.compile(gpt, backend="aot_eager")
+    compiled = torch.compile(gpt, backend="eager")  # what a graph is bound to is decided before it is lowered
     for tokens in texts.values():
         close(compiled(tokens), gpt(tokens), atol=1e-4)
     torch._dynamo.reset()

@@ -138,6 +138,7 @@ def test_the_memory_inside_of_chunks_is_predicted_as_torchs_allocator_records_it
     assert memory.gradients + memory.activations == pytest.approx(recorded_peak(config), rel=tolerance)
 
 
+@pytest.mark.slow
 def test_on_a_gpu_chunks_hold_more_than_fused_attention_does():
     sizes = dict(n_layer=2, n_head=12, n_embd=768, block_size=1024, vocab_size=257)
     held = {}

@@ -258,6 +258,7 @@ def test_no_page_is_wider_than_its_window_whatever_the_names(width, foreign_page
             assert browser.run(f"(async () => {{ {BEYOND} }})()") == [0], name
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_persons_text_stands_in_the_direction_of_its_first_letter(foreign_pages):
     script = """const side = part => getComputedStyle(part).direction;

@@ -164,6 +164,7 @@ def test_a_pipe_gets_nothing_but_prompt_and_text_and_nothing_is_said_when_its_re
     assert process.stderr.read() == b"" and process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_text_in_one_line(run_directory):
     # Greedily it never ends.
     with started(command(run_directory, "max_new_tokens=1000000", "temperature=0")) as process:

@@ -197,6 +197,7 @@ def test_the_mode_is_the_environments_where_none_is_set(monkeypatch, mode, in_sw
         _ = WandbConfig().active_mode
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_sweep_are_a_group_named_by_what_varies(tmp_path, text_file, sessions):
     command = f"""-m model.n_head=1,2 model.n_layer=1 model.n_embd=8 model.block_size=16 data.path={text_file}
         data.cache_dir={tmp_path}/cache tokenizer=byte max_steps=1 sample_tokens=0 wandb.mode=offline device=cpu
@@ -206,6 +207,7 @@ def test_the_runs_of_a_sweep_are_a_group_named_by_what_varies(tmp_path, text_fil
     assert [session.given["name"] for session in sessions] == ["0 model.n_head=1", "1 model.n_head=2"]
 
 
+@pytest.mark.slow
 def test_a_run_id_of_the_environment_is_that_of_one_run(config, sessions, monkeypatch, tmp_path, text_file, caplog):
     """A second run with it would overwrite the first."""
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
