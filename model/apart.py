@@ -29,6 +29,7 @@ from model.cache import DocStarts, Tokens
 from model.gpt import GPT, Stream
 from model.layers import LayerNorm, upcast
 from model.modes import eval_mode
+from model.surgery import one_module
 
 Result = Float[Tensor, "B T _"]
 Edit = Callable[[Result], Result]
@@ -53,8 +54,12 @@ def parts(model: GPT) -> list[Part]:
     """Return all heads and MLPs, in the order of the forward pass.
 
     Forms with one head as wide as the model, such as average, have that one. Raises SettingsError for a form without
-    heads.
+    heads, and for a block that stands in two places: its parts would be switched off in both.
     """
+    blocks = [*model.blocks]
+    for layer, block in enumerate(blocks):
+        if (first := blocks.index(block)) < layer:
+            raise one_module(first, layer, "a part belongs to one layer")
     found = []
     for layer, block in enumerate(model.blocks):
         found += [Part(layer, head) for head in range(heads_of(block.attention))]

@@ -35,13 +35,17 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
                     part.training = was_training
 
 
-def eval_twin(module: nn.Module) -> nn.Module:
+def eval_twin(module: nn.Module, twins: dict[nn.Module, nn.Module] | None = None) -> nn.Module:
     """Return a module of the same tensors in eval mode, whose former parts keep their modes.
 
-    Attributes, hooks and parameters are shared, not copied.
+    Attributes, hooks and parameters are shared, not copied. A part that stands in two places is one in the twin too.
     """
-    twin = module.__class__.__new__(module.__class__)
+    twins = {} if twins is None else twins
+    if module in twins:
+        return twins[module]
+    twin = twins[module] = module.__class__.__new__(module.__class__)
     vars(twin).update(vars(module))
-    twin._modules = {name: None if part is None else eval_twin(part) for name, part in module._modules.items()}
+    parts = module._modules.items()
+    twin._modules = {name: None if part is None else eval_twin(part, twins) for name, part in parts}
     twin.training = False
     return twin

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from common.errors import SettingsError
 from model.layers import Linear
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -75,11 +76,17 @@ def check_places(layers: Sequence[Any]) -> None:
     for number, place in enumerate(places):
         first = places.index(place)
         if layers[first] is layers[number] and first < number:
-            problem = f"blocks {first} and {number} are one module, and a cache has a place for each layer"
-            raise ValueError(f"{problem}: make one of them a copy by copy.deepcopy(), then model.number_layers().")
+            raise one_module(first, number, "a cache has a place for each layer")
         if first < number:
             problem = f"blocks {first} and {number} have one place in a cache, layer_idx={place}"
             raise ValueError(f"{problem}: number them by model.number_layers().")
+
+
+def one_module(first: int, second: int, needs: str) -> SettingsError:
+    """Return the error for two blocks that are one module, as where layers share their weights."""
+    copied = "copy.deepcopy(block, {id(weight): weight for weight in block.parameters()})"
+    problem = f"blocks {first} and {second} are one module, and {needs}"
+    return SettingsError(problem, f"put a copy with the same weights in place, {copied}, then model.number_layers()")
 
 
 def embedded(embedding: nn.Module, tokens: Tensor) -> Tensor:

@@ -77,8 +77,14 @@ def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
 def save_file(weights: dict[str, Tensor], file: Path) -> None:
     """Write a safetensors file whose mode follows the umask.
 
-    The library makes files that their owner alone may read. Raises OSError if the disk is full.
+    The library makes files that their owner alone may read. Weights that several layers share are written for each.
+    Raises OSError if the disk is full.
     """
+    places = set[int]()
+    for name, tensor in weights.items():
+        if tensor.data_ptr() in places:  # the library refuses two names for one memory
+            weights = weights | {name: tensor.clone()}
+        places.add(tensor.data_ptr())
     file.touch()
     mode = file.stat().st_mode
     try:

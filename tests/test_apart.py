@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from contextlib import ExitStack
 from unittest import mock
@@ -290,6 +291,28 @@ def test_an_edit_may_write_into_its_argument_at_some_tokens():
         with edited(model, {part: last}):
             found = model(TOKENS)
         assert torch.equal(found[:, :-1], wanted[:, :-1]) and not torch.allclose(found[:, -1], wanted[:, -1])
+
+
+@torch.no_grad()
+def test_parts_of_a_block_at_two_places_are_refused_and_of_its_copies_are_those_of_one_layer():
+    model = random_gpt(n_layer=3)
+    block = model.blocks[0]
+    model.blocks = nn.ModuleList([block, model.blocks[1], block])
+    wanted = model(TOKENS)
+    for call in (lambda: parts(model), lambda: contributions(model, TOKENS, TOKENS), lambda: results(model, TOKENS)):
+        with pytest.raises(SettingsError, match=r"blocks 0 and 2 are one module, and a part .* model.number_layers"):
+            call()
+    with pytest.raises(SettingsError, match="blocks 0 and 2 are one module"), without(model, Part(0, 1)):
+        pass
+    model.blocks[2] = copy.deepcopy(block, {id(weight): weight for weight in block.parameters()})
+    model.number_layers()
+    assert torch.equal(model(TOKENS), wanted)
+    close(sum(contributions(model, TOKENS, TOKENS).values()), wanted.gather(-1, TOKENS[..., None])[..., 0])
+    off = copy.deepcopy(model)  # the first layer alone, by a matrix of its own without the head's columns
+    off.blocks[0] = copy.deepcopy(block)
+    off.blocks[0].attention.o_proj.weight[:, 8:16] = 0
+    with without(model, Part(0, 1)):
+        close(model(TOKENS), off(TOKENS))
 
 
 def test_nothing_stays_after_an_error_in_a_checkpoint_or_in_training(tmp_path):

@@ -414,6 +414,27 @@ def test_copies_of_a_block_are_given_places_of_their_own_in_a_cache():
             model(tokens, cache=KVCache(24))
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "sdpa+value_residual", "delta", "mla"])
+@pytest.mark.parametrize("training", [False, True])
+@torch.no_grad()
+def test_layers_that_share_their_weights_write_as_the_remedy_says(attention, training):
+    """One block at three places; the decoder's own view of a model in training mode keeps it one."""
+    tokens = torch.randint(11, (2, 12))
+    model = cropped_gpt(attention, n_layer=3).train(training)
+    block = model.blocks[0]
+    model.blocks = nn.ModuleList([block] * 3)
+    whole = model(tokens)
+    with pytest.raises(ValueError, match=r"blocks 0 and 1 are one module, .*: put a copy with the same weights in"):
+        Decoder(model).prefill([[1, 2]], room=3)
+    copies = [copy.deepcopy(block, {id(weight): weight for weight in block.parameters()}) for _ in range(2)]
+    model.blocks = nn.ModuleList([block, *copies])
+    model.number_layers()
+    assert len([*model.blocks.parameters()]) == len([*block.parameters()])
+    cache = KVCache(24)
+    close(torch.cat([model(part, cache=cache) for part in tokens.split(5, 1)], 1), whole)
+    Decoder(model).prefill([[1, 2]], room=3)
+
+
 @pytest.mark.parametrize("window", [6, 9, None])
 def test_a_window_that_is_enlarged_on_a_cache_in_use_sees_what_is_kept_or_is_refused(window):
     x = torch.randn(2, 16, 16)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import close, random_gpt, some
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -20,7 +21,7 @@ from model.attention import FORMS, MODIFIERS, AttentionContext, make_attention
 from model.cache import KVCache
 from model.gpt import GPT
 from model.heads import for_each_layer
-from model.weights import check_weights, plain_weights
+from model.weights import check_weights, load_weights, plain_weights, save_file
 
 
 def keep(model, *blocks):
@@ -89,6 +90,18 @@ def test_a_compiled_model_is_written_as_the_model_that_it_is(tmp_path):
     assert plain_weights(compiled).keys() == plain_weights(model).keys()
     to_huggingface(compiled, tmp_path / "theirs")
     close(from_huggingface(str(tmp_path / "theirs"))(tokens), model(tokens))
+
+
+def test_weights_that_layers_share_are_written_for_each(tmp_path):
+    """safetensors refuses two names for one memory."""
+    model, tokens = random_gpt(), torch.randint(61, (2, 6))
+    model.blocks = nn.ModuleList([model.blocks[0]] * 2)
+    to_huggingface(model, tmp_path / "theirs")
+    close(from_huggingface(str(tmp_path / "theirs"))(tokens), model(tokens))
+    save_file(plain_weights(model), tmp_path / "ours.safetensors")
+    apart = random_gpt(seed=1)
+    load_weights(apart, load_file(tmp_path / "ours.safetensors"))
+    assert torch.equal(apart(tokens), model(tokens))
 
 
 def test_windows_are_written_as_the_layers_have_them(tmp_path):
