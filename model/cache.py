@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -204,8 +205,8 @@ class KVCache:
 
         Rows may repeat or be left out.
         """
-        taken = KVCache(self.size)
-        taken._position = self._position
+        taken = copy(self)  # of a person's own class, too
+        taken.layers = defaultdict(dict)
         taken.spans = dict(self.spans)
         taken.doc_starts = None if self.doc_starts is None else self.doc_starts[rows]
         taken.documents = [(first, doc_starts[rows]) for first, doc_starts in self.documents]

@@ -330,6 +330,29 @@ def test_rows_taken_several_times_or_not_at_all_are_copies(filled):
     assert cache.take(torch.tensor([0])).doc_starts is None
 
 
+class Rounded(KVCache):
+    """Keeps rows of 8 bits with a scale each."""
+
+    def append(self, layer, name, new, window=None):
+        scale = new.abs().amax(-1, keepdim=True) / 127
+        return super().append(layer, name, (new / scale).round() * scale, window)
+
+
+@torch.no_grad()
+def test_texts_taken_from_a_cache_of_ones_own_class_go_on_in_it():
+    model, tokens = random_gpt(), torch.randint(61, (2, 9))
+    first, second = Rounded(9), Rounded(9)
+    first.bits = 8
+    model(tokens[:, :6], cache=first)
+    model(tokens.flip(0)[:, :6], cache=second)
+    taken = first.take(torch.tensor([1, 0]))
+    assert type(taken) is Rounded and taken.bits == 8 and taken.layers is not first.layers
+    rounded = model(tokens.flip(0)[:, 6:], cache=taken)
+    close(rounded, model(tokens.flip(0)[:, 6:], cache=second))
+    assert (rounded - model(tokens.flip(0))[:, 6:]).abs().max() > 1e-3  # it rounds
+    assert first.position == 6
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "sdpa+window", "mla", "sdpa+forget", "linear", "sdpa+conv"])
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_a_pass_with_a_cache_has_the_gradient_of_its_own_tokens(attention, recomputes):
