@@ -188,7 +188,8 @@ class GPT(nn.Module):
     ) -> Stream:
         """Return the residual stream after the last block, before final_norm.
 
-        ctx: the state that the layers share; a caller that passes one in can read their auxiliary loss afterwards.
+        ctx: the state that the layers share, new for each pass: a caller that passes one in can read their auxiliary
+            loss afterwards. Raises ValueError if it has what this pass sets in it.
         forward() explains the other arguments.
         """
         # model/row.py has this loop for one token, which it runs until this code is edited.
@@ -208,6 +209,7 @@ class GPT(nn.Module):
     ) -> tuple[Stream, AttentionContext]:
         """Return the input of the blocks: the embedded tokens, and the layers' shared context."""
         check_input(self, tokens, cache)
+        ctx.check_new()
         if doc_starts is not None:
             check_starts(doc_starts, past=0 if cache is None else cache.position)
         T = tokens.size(1)

@@ -56,6 +56,35 @@ def test_a_token_influences_only_itself_and_later_positions_and_every_weight_get
 
 
 @torch.no_grad()
+def test_rotations_set_in_a_hook_are_positions_of_ones_own():
+    """Against the whole text of these positions, of whose other tokens nobody sees the keys."""
+    gpt, tokens = random_gpt(block_size=48), torch.randint(61, (2, 48))
+    positions = torch.tensor([0, 1, 2, 10, 11, 30, 31, 47])
+    seen = torch.zeros(48, dtype=torch.bool)
+    seen[positions] = True
+    wanted = gpt.logits(gpt.hidden(tokens, ctx=AttentionContext(mask=seen)))[:, positions]
+
+    def place(block, arguments):
+        rope = gpt.attentions[0].rope
+        arguments[1].rotations = {rope: rope.cos_sin(positions)}
+
+    hook = gpt.blocks[0].register_forward_pre_hook(place)
+    close(gpt(tokens[:, positions]), wanted)
+    hook.remove()
+    assert not torch.allclose(gpt(tokens[:, positions]), wanted)
+
+
+@pytest.mark.parametrize("given", ["doc_starts", "cache", "rotations", "shared"])
+def test_what_a_pass_sets_in_its_context_is_not_taken_from_a_caller_unnoticed(given):
+    gpt, tokens = random_gpt(), torch.randint(61, (1, 5))
+    rope = gpt.attentions[0].rope
+    values = {"doc_starts": torch.zeros_like(tokens), "cache": KVCache(8)}
+    values |= {"rotations": {rope: rope.cos_sin(torch.arange(5))}, "shared": {"values": tokens}}
+    with pytest.raises(ValueError, match=f"ctx has {given}, which a pass of the model sets anew: give the"):
+        gpt.hidden(tokens, ctx=AttentionContext(**{given: values[given]}))
+
+
+@torch.no_grad()
 def test_the_logits_are_those_of_the_architecture_written_out():
     gpt, tokens = random_gpt(n_layer=1, position="learned", logit_softcap=5.0), torch.randint(61, (2, 9))
     block, x = gpt.blocks[0], gpt.token_embedding(tokens) + gpt.position_embedding.weight[:9]

@@ -53,6 +53,15 @@ class AttentionContext:
         if self.doc_starts is not None:
             check_starts(self.doc_starts, self.past)
 
+    def check_new(self) -> None:
+        """Raise ValueError if the context has what a pass of the GPT sets in it: it would be lost."""
+        given = [name for name in ("doc_starts", "cache") if getattr(self, name) is not None]
+        given += [name for name in ("rotations", "shared") if getattr(self, name)]
+        if given:
+            problem = f"ctx has {' and '.join(given)}, which a pass of the model sets anew"
+            remedy = "give the model doc_starts and cache, set rotations in a hook on its first block"
+            raise ValueError(f"{problem}: {remedy}, and make a new ctx for each pass.")
+
     @classmethod
     def with_loss(cls, device: torch.device) -> "AttentionContext":
         """Return a context in which layers may add to an auxiliary loss, which begins at 0."""
