@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from conftest import close, layer, leaky_attention, some
+from torch import nn
 
 from common.errors import SettingsError
 from model.attention import (
@@ -275,6 +276,24 @@ def test_a_seed_draws_the_projections_of_two_queries_a_head_after_those_of_one()
 def test_dropout_acts_in_training_only(form):
     attention, x = layer(form, attention_dropout=0.5).train(), torch.randn(2, 9, C)
     assert not torch.equal(attention(x), attention(x)) and torch.equal(attention.eval()(x), attention(x))
+
+
+@form_of_rows
+def test_dropout_of_weights_is_found_by_its_class(form):
+    """As for Monte Carlo dropout, whose only modules in training mode are these, or by those who turn it off."""
+    attention, x = layer(form, attention_dropout=0.5).train(), torch.randn(2, 9, C)
+    without = attention.eval()(x)
+    torch.manual_seed(3)
+    dropped = attention.train()(x)
+    attention.eval()
+    found = [module for module in attention.modules() if isinstance(module, nn.Dropout)]
+    for module in found:
+        module.train()
+    torch.manual_seed(3)
+    assert torch.equal(attention(x), dropped) and not torch.equal(dropped, without)
+    for module in found:
+        module.p = 0.0
+    close(attention.train()(x), without)
 
 
 @every_form
