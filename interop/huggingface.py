@@ -9,6 +9,7 @@ ours 2i with 2i + 1, so the rows of queries and keys, their biases and Qwen3's Q
 
 import json
 import math
+import re
 from collections.abc import Callable, Container
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -235,6 +236,8 @@ LAYERS = ("h", "layers")  # what the layers are called there
 # Weights that change no logit: constants that older versions saved, and attention to an encoder, which a GPT has not.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 UNUSED = (".crossattention.", ".ln_cross_attn.")
+INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
 # Settings that may be missing from their config.json.
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")
@@ -419,7 +422,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
 def _files(folder: Path) -> list[Path]:
     """Return the files of a model's weights; a large one has several."""
     # As in transformers, one file goes before an index, which may be left from an earlier save of several.
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     whole = folder / "model.safetensors"
     if whole.exists() or not index.exists():
         return [whole]
@@ -427,14 +430,21 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _check_files(folder: Path, files: list[Path]) -> None:
-    """Raise HuggingFaceError if a folder has its weights in another format or file."""
+    """Raise HuggingFaceError if weights are missing, or in another format or file."""
     missing = [file.name for file in files if not file.exists()]
     others = sorted(file.name for ending in OTHER_WEIGHTS for file in folder.glob(f"*{ending}") if file not in files)
-    if missing and len(files) == 1 and others:
+    if missing and (folder / INDEX).exists():
+        lacks = f"lacks {len(missing)} of the {len(files)} files that its {INDEX} names, such as {missing[0]}"
+        raise HuggingFaceError(f"{folder} {lacks}", f"download them too, or the {INDEX} of the files that are there")
+    if missing and others:
+        wanted = missing[0]
         remedy = "save the model again by transformers' save_pretrained()"
-        if others[0].endswith(".safetensors"):
-            remedy = f"rename the file that you want to {missing[0]}"
-        raise HuggingFaceError(f"{folder} has {', '.join(others)}, but no {missing[0]}", remedy)
+        if SHARD.search(others[0]):
+            wanted = INDEX
+            remedy = "download that file too"
+        elif others[0].endswith(".safetensors"):
+            remedy = f"rename the file that you want to {wanted}"
+        raise HuggingFaceError(f"{folder} has {', '.join(others)}, but no {wanted}", remedy)
 
 
 def _check_left_over(weights: dict[str, Tensor], used: set[str], where: str) -> None:

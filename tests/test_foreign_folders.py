@@ -116,6 +116,27 @@ def test_weights_in_another_file_are_named_with_what_to_do(name, message, tmp_pa
         from_huggingface(str(tmp_path))
 
 
+def test_a_model_in_several_files_is_read_by_its_index_or_the_missing_file_is_named(tmp_path):
+    model, tokens = folder_of(tmp_path), torch.randint(61, (2, 6))
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    place = {name: names[number % 2] for number, name in enumerate(weights)}
+    for file in names:
+        part = {name: weight for name, weight in weights.items() if place[name] == file}
+        save_file(part, tmp_path / file, {"format": "pt"})
+    index = tmp_path / "model.safetensors.index.json"
+    with pytest.raises(HuggingFaceError, match=f"has {names[0]}, {names[1]}, but no {index.name}: download that file"):
+        from_huggingface(str(tmp_path))
+    index.write_text(json.dumps({"weight_map": place}))  # the remedy works
+    close(from_huggingface(str(tmp_path))(tokens), model(tokens))
+    (tmp_path / names[1]).rename(tmp_path / "model.safetensors-2-of-2.safetensors")  # other names, as in some folders
+    with pytest.raises(HuggingFaceError, match=f"lacks 1 of the 2 files that its {index.name} names, such as"):
+        from_huggingface(str(tmp_path))
+    index.write_text(index.read_text().replace(names[1], "model.safetensors-2-of-2.safetensors"))
+    close(from_huggingface(str(tmp_path))(tokens), model(tokens))
+
+
 @pytest.mark.parametrize("name", ["ckpt.pt", "model.gguf"])
 def test_a_file_or_a_folder_without_settings_is_no_model(name, tmp_path):
     (tmp_path / name).write_bytes(b"GGUF")
