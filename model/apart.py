@@ -54,12 +54,12 @@ def parts(model: GPT) -> list[Part]:
     """Return all heads and MLPs, in the order of the forward pass.
 
     Forms with one head as wide as the model, such as average, have that one. Raises SettingsError for a form without
-    heads, and for a block that stands in two places: its parts would be switched off in both.
+    heads, and for a module that stands in two places: its parts would be switched off in both.
     """
-    blocks = [*model.blocks]
-    for layer, block in enumerate(blocks):
-        if (first := blocks.index(block)) < layer:
-            raise one_module(first, layer, "a part belongs to one layer")
+    for modules in ([block.attention for block in model.blocks], [block.mlp for block in model.blocks]):
+        for layer, module in enumerate(modules):
+            if (first := modules.index(module)) < layer:
+                raise one_module(first, layer, "a part belongs to one layer")
     found = []
     for layer, block in enumerate(model.blocks):
         found += [Part(layer, head) for head in range(heads_of(block.attention))]

@@ -300,10 +300,17 @@ def test_parts_of_a_block_at_two_places_are_refused_and_of_its_copies_are_those_
     model.blocks = nn.ModuleList([block, model.blocks[1], block])
     wanted = model(TOKENS)
     for call in (lambda: parts(model), lambda: contributions(model, TOKENS, TOKENS), lambda: results(model, TOKENS)):
-        with pytest.raises(SettingsError, match=r"blocks 0 and 2 are one module, and a part .* model.number_layers"):
+        with pytest.raises(
+            SettingsError, match=r"blocks 0 and 2 are one module, or have one, and a part .* model.number_layers"
+        ):
             call()
     with pytest.raises(SettingsError, match="blocks 0 and 2 are one module"), without(model, Part(0, 1)):
         pass
+    for name in ("attention", "mlp"):  # or have one
+        other = random_gpt(n_layer=3)
+        setattr(other.blocks[2], name, getattr(other.blocks[1], name))
+        with pytest.raises(SettingsError, match="blocks 1 and 2 are one module, or have one, and a part"):
+            parts(other)
     model.blocks[2] = copy.deepcopy(block, {id(weight): weight for weight in block.parameters()})
     model.number_layers()
     assert torch.equal(model(TOKENS), wanted)
