@@ -211,6 +211,18 @@ ALIASES = {
         ("repetition_penalty", "repeat_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size"),
         "temperature: a higher one with top_p repeats less; there is no penalty",
     ),
+    **dict.fromkeys(
+        ("guidance_scale", "cfg_scale", "negative_prompt"),
+        "prompt: docs/library.md has the lines that guide it by another prompt",
+    ),
+    **dict.fromkeys(
+        ("logprobs", "return_logprobs", "output_scores", "output_logits"),
+        "results: the texts; docs/library.md has the lines for the log probabilities of their tokens",
+    ),
+    **dict.fromkeys(
+        ("grammar", "guided_regex", "guided_json", "json_schema"),
+        "stop: ends a sample at a text; docs/library.md has the lines that allow tokens by a pattern",
+    ),
 }
 
 # {group: {their name of an option: ours, and after a colon a word on it}}.
