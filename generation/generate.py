@@ -121,9 +121,9 @@ def generate(
 
 
 def generate_text(model: GPT, tokenizer: tiktoken.Encoding, prompt: str, *, max_new_tokens: int) -> Iterator[str]:
-    """Yield the continuation of `prompt` with seed 0 and the defaults of SamplingParams, chunk by chunk.
+    """Yield the continuation of `prompt`, chunk by chunk.
 
-    generate() takes other seeds and parameters.
+    Its seed is 0, its other parameters are the defaults of SamplingParams; generate() takes others.
     """
     params = SamplingParams(max_new_tokens=max_new_tokens)
     for chunk in generate(model, tokenizer, [encode_prompt(tokenizer, prompt)], seeds=[0], params=params):

@@ -217,7 +217,10 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
 
 
 def was_trained_here(checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint lies where its run wrote it: one from elsewhere must not choose files to be read."""
+    """Return whether a checkpoint lies where its run wrote it.
+
+    One from elsewhere must not choose which files of this machine are read.
+    """
     path = checkpoint.path
     run = path.parents[1] if path.parent.name == "checkpoints" else path
     return bool(checkpoint.meta.data) and checkpoint.meta.home == str(run.resolve())

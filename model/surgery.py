@@ -83,7 +83,7 @@ def check_places(layers: Sequence[Any]) -> None:
 
 
 def one_module(first: int, second: int, needs: str) -> SettingsError:
-    """Return the error for two blocks that are, or have, one module, as where layers share their weights."""
+    """Return the error for two blocks that are one module, or have one."""
     copied = "copy.deepcopy(block, {id(weight): weight for weight in block.parameters()})"
     problem = f"blocks {first} and {second} are one module, or have one, and {needs}"
     return SettingsError(problem, f"put a copy with the same weights in place, {copied}, then model.number_layers()")

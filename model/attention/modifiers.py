@@ -64,7 +64,7 @@ class Modifier(nn.Module):
 
     @classmethod
     def check_hooks(cls) -> None:
-        """Raise SettingsError, when a name is registered, unless the class overrides a hook; a base class need not."""
+        """Raise SettingsError unless the class overrides a hook; a base class need not."""
         hooks = ("mix", "score", "finish")
         if any(getattr(cls, hook) is not getattr(Modifier, hook) for hook in hooks):
             return
