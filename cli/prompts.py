@@ -109,8 +109,8 @@ def ends_within_token(tokenizer: tiktoken.Encoding, text: str) -> bool:
 def read_prompts(where: str) -> list[Prompt]:
     """Return the prompts of prompts=WHERE: one a line, or records.
 
-    A record has `prompt` and perhaps `seed`. Records are JSON lines, a JSON array, whose strings are prompts, or CSV by
-    the name of the file.
+    A record has `prompt` and perhaps `seed`. Records are JSON lines or a JSON array, whose strings are prompts,
+    or CSV by the name of the file.
     """
     text = read_text("prompts", where)
     # Line ends of Windows are white space of JSON. Other letters that end lines, such as U+2028, may stand in a prompt.
@@ -123,8 +123,8 @@ def read_prompts(where: str) -> list[Prompt]:
             records = prompt_rows(text, where)
         elif is_json(text, list):
             records = json_array(io.StringIO(text), where, "prompt")
-        elif is_json(written[0], dict):
-            records = json_records(lines, where)
+        elif is_json(written[0], dict) or (is_named(where, "jsonl") and is_json(written[0], str)):
+            records = json_records(lines, where, "prompt")
         else:
             return [{"prompt": line} for line in written]
         prompts = [*map(checked_prompt, records)]

@@ -221,13 +221,13 @@ def records_of(file: str, format: str, field: str) -> Iterator[Record]:
             yield from csv_records(lines, file, field)
     else:
         with opened_text(file) as lines:
-            yield from json_array(lines, file, field) if format == "json" else json_records(lines, file)
+            yield from (json_array if format == "json" else json_records)(lines, file, field)
 
 
-def json_records(lines: Iterable[str], source: str) -> Iterator[Record]:
-    """Yield each object of JSON lines; skip empty lines and byte order marks at line begins.
+def json_records(lines: Iterable[str], source: str, field: str) -> Iterator[Record]:
+    """Yield each object of JSON lines; a string is a record whose `field` it is.
 
-    Raises DataError for a line that is no JSON object.
+    Skips empty lines and byte order marks at line begins. Raises DataError for a line that is neither.
     """
     for number, line in enumerate(lines, start=1):
         line = line.lstrip(MARK)
@@ -250,12 +250,23 @@ def json_records(lines: Iterable[str], source: str) -> Iterator[Record]:
                     reason = "it has several records"
                     remedy = f"{jq(source, '.')} writes each as a line"
             raise DataError(f"{place} is not JSON ({reason})", remedy, value=source) from error
-        if not isinstance(record, dict):
-            remedy = "write each line as {...}"
-            if isinstance(record, list) and all(isinstance(each, dict) for each in record) and Path(source).is_file():
-                remedy = f"{jq(source, '.[]')} writes its records as lines"
+        if isinstance(record, str):
+            record = {field: record}
+        elif not isinstance(record, dict):
+            remedy = into_records(source, record, field) if Path(source).is_file() else "write each line as {...}"
             raise DataError(f"{place} is not a JSON object", remedy, value=source)
         yield Record(source, place, record)
+
+
+def into_records(file: str, line: Any, field: str) -> str:
+    """Return the step that makes JSON lines of a file with a line that is neither an object nor a string."""
+    if isinstance(line, list) and line and all(isinstance(each, dict) for each in line):
+        return f"{jq(file, '.[]')} writes its records as lines"
+    if isinstance(line, list) and any(isinstance(each, str) for each in line):
+        joined = f'{{{json.dumps(field)}: [.. | strings] | join("\\n")}}'
+        program = f'if type == "array" then {joined} else . end'
+        return f"{jq(file, program)} joins the strings of each list"
+    return f"{jq(file, 'objects, strings')} leaves out lines that are neither objects nor strings"
 
 
 def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:

@@ -506,3 +506,37 @@ def test_packed_files_one_after_the_other_are_one_text_and_a_cut_one_is_refused(
     (tmp_path / f"cut.txt{ending}").write_bytes(packed[: len(packed) // 2])
     with pytest.raises(DataError, match=rf"cut\.txt{ending} cannot be read \(.*\): fix it or leave it out"):
         read(tmp_path / f"cut.txt{ending}")
+
+
+# Other people's files
+
+
+def test_a_string_in_a_line_of_json_lines_is_a_document_as_in_an_array(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(map(json.dumps, STORIES)))
+    assert read(file)[0] == STORIES
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in ("context", {"text": "an object"}, "", "last")))
+    found, source = read(file)
+    assert found == ["context", "an object", "last"]
+    assert "Records without text in text" in source.notes
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        ([{"text": "a"}, None, 3, "b"], ["a", "b"]),
+        ([[0, "a", ["b"]], {"text": "c"}], ["a\nb", "c"]),
+        ([[1, 2], {"text": "c"}], ["c"]),
+        ([[], "c"], ["c"]),
+        ([[{"text": "a"}, {"text": "b"}]], ["a", "b"]),
+    ],
+)
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_lines_that_are_neither_objects_nor_strings_are_refused_with_a_command_that_works(tmp_path, lines, kept):
+    file = tmp_path / "my lines.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(DataError, match="is not a JSON object: jq -c ") as caught:
+        read(file)
+    command = re.search(r"jq -c .*\.lines\.jsonl", caught.value.remedy)[0]
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    assert read(tmp_path / "my lines.lines.jsonl")[0] == kept

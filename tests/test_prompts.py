@@ -180,6 +180,12 @@ def test_prompts_are_read_in_the_format_of_their_file(tmp_path, name, content, e
     assert read_prompts(str(tmp_path / name)) == expected
 
 
+def test_strings_in_json_lines_are_prompts_and_quoted_lines_of_a_text_are_not(tmp_path):
+    for name, expected in {"a.jsonl": ["one\ntwo", "three"], "a.txt": ['"one\\ntwo"', '"three"']}.items():
+        (tmp_path / name).write_text('"one\\ntwo"\n"three"\n')
+        assert [prompt["prompt"] for prompt in read_prompts(str(tmp_path / name))] == expected
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
