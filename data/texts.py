@@ -196,6 +196,8 @@ class Source:
     def _documents_of(self, file: str) -> Iterator[Iterable[str]]:
         """Yield the documents of a file; none if it is left out, which the only file never is."""
         format = self.formats[file]
+        if format != "text":
+            self._refuse_without_field(file)
         if self.found[file].name != "parquet" or format != "parquet":
             try:
                 damage = self._checked(file)
@@ -217,6 +219,24 @@ class Source:
                 self._note("Files without text", 1, file)
         else:
             yield from self._texts_of(records_of(file, format, self.config.text_field), format)
+
+    def _refuse_without_field(self, file: str) -> None:
+        """Raise DataError if a file of records has no such field, and others beside it have, or may have."""
+        field = self.config.text_field
+        # The fields of Parquet and of arrays are not known before they are read.
+        without = {name for name, each in self.found.items() if each.fields and not has_field(each.fields, field)}
+        having = sorted(name for name, each in self.found.items() if each.name != "text" and name not in without)
+        if file not in without or not having:
+            return
+        # Name the only one, or all by their ending, if no other file has that.
+        endings = {Path(name).suffix for name in having}
+        wanted = having[0] if len(having) == 1 else ""
+        if Path(self.place).is_dir() and not wanted:
+            is_apart = not endings & {Path(name).suffix for name in self.found.keys() - {*having}}
+            wanted = str(Path(self.place, "**", f"*{endings.pop()}")) if len(endings) == 1 and is_apart else ""
+        typed = shlex.quote(f"{self.setting}={wanted}")
+        remedy = f"{typed} reads those that have it" if wanted else "leave it out, for others have it"
+        raise DataError(f"has no field data.text_field={field}", remedy, value=file)
 
     def _checked(self, file: str) -> Damage | None:
         """Return check_text(file), which is asked once."""

@@ -540,3 +540,31 @@ def test_lines_that_are_neither_objects_nor_strings_are_refused_with_a_command_t
     command = re.search(r"jq -c .*\.lines\.jsonl", caught.value.remedy)[0]
     subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
     assert read(tmp_path / "my lines.lines.jsonl")[0] == kept
+
+
+def test_records_without_the_field_beside_others_that_have_it_name_the_path_that_reads_those(tmp_path):
+    # As ConvoKit unpacks a corpus: one of its files has the texts.
+    corpus = tmp_path / "my corpus"
+    corpus.mkdir()
+    for name in ("conversations", "users", "index"):
+        (corpus / f"{name}.json").write_text(json.dumps({"a": {"title": "t"}}))
+    write_lines(corpus / "utterances.jsonl")
+    for ending in ("/utterances.jsonl", "/**/*.jsonl"):
+        with pytest.raises(DataError, match=r"conversations\.json has no field data\.text_field=text: ") as caught:
+            read(corpus)
+        named = re.search(r"'data\.path=(.*)' reads those that have it", caught.value.remedy)[1]
+        assert read(named)[0] == STORIES * len([*corpus.glob("*.jsonl")])
+        assert named == f"{corpus}{ending}"
+        write_lines(corpus / "more.jsonl")
+
+    # A table of labels beside Parquet, whose columns are not known before it is read.
+    (corpus / "labels.csv").write_text("id,label\n1,2\n")
+    for file in corpus.glob("*.json*"):
+        file.unlink()
+    write_parquet(corpus / "a.parquet")
+    with pytest.raises(DataError, match=r"labels\.csv has no field data\.text_field=text: 'data\.path=.*a\.parquet' "):
+        read(corpus)
+    # No ending tells them apart.
+    write_csv(corpus / "other.csv")
+    with pytest.raises(DataError, match=r"labels\.csv has no field .*: leave it out, for others have it"):
+        read(corpus)
