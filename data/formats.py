@@ -332,6 +332,7 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     Raises DataError for a row that has more values than names, or ends before the column `field`.
     """
     delimiter, names = csv_header(lines, source)
+    refuse_single_quotes(lines, source)
     if field not in names:
         error = missing_field(source, field, names)
         error.remedy += f"; if line 1 is a record and names no columns, {with_names(lines, source, field)}"
@@ -361,6 +362,26 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
         raise DataError(f"line {begins} is not CSV ({first_line(error)})", remedy, value=source) from error
     finally:
         csv.field_size_limit(before)
+
+
+def refuse_single_quotes(lines: TextIO, source: str) -> None:
+    """Raise DataError if the values of a table stand in single quotes, with the command that writes double ones."""
+    lines.seek(0)
+    sample = lines.read(1 << 16)
+    for delimiter in DELIMITERS:
+        rows = []
+        with suppress(csv.Error):  # the sample may end within a value
+            for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter, quotechar="'", strict=True):
+                rows += [row] * bool(row)
+        rows = rows[1:-1]  # the first may have names, and the last may be cut
+        # A value was quoted if it stands in the sample with its quotes.
+        quoted = [any("'" + value.replace("'", "''") + "'" in sample for value in row if value) for row in rows]
+        if len({*map(len, rows)}) == 1 and len(rows[0]) > 1 and all(quoted):
+            written = f"csv.reader(sys.stdin, delimiter={json.dumps(delimiter)}, quotechar=chr(39))"
+            program = f"import csv, sys; csv.field_size_limit(1 << 30); csv.writer(sys.stdout).writerows({written})"
+            command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | python -c {shlex.quote(program)}"
+            remedy = f"{command} > {stem_of(source)}.quoted.csv writes double ones"
+            raise DataError("has its values in single quotes", remedy, value=source)
 
 
 def with_names(lines: TextIO, source: str, field: str) -> str:

@@ -568,3 +568,28 @@ def test_records_without_the_field_beside_others_that_have_it_name_the_path_that
     write_csv(corpus / "other.csv")
     with pytest.raises(DataError, match=r"labels\.csv has no field .*: leave it out, for others have it"):
         read(corpus)
+
+
+@pytest.mark.parametrize("header", [["topic", "text"], []])
+@pytest.mark.parametrize("delimiter", [";", ",", "\t"])
+def test_a_table_in_single_quotes_is_refused_with_the_command_that_writes_double_ones(tmp_path, delimiter, header):
+    stories = [*STORIES, "it's; the cat's, and\tmore", "'", "two\nlines", "long " * 20_000, "last"]
+    file = tmp_path / "my articles.csv"
+    with file.open("w", newline="") as out:
+        rows = csv.writer(out, delimiter=delimiter, quotechar="'", quoting=csv.QUOTE_ALL, lineterminator="\n")
+        out.write(delimiter.join(header) + "\n" * bool(header))
+        rows.writerows(["Web", story] for story in stories)
+    with pytest.raises(DataError, match="has its values in single quotes: ") as caught:
+        read(file)
+    command = re.search(r"single quotes: (.*) writes double ones", str(caught.value))[1]
+    subprocess.run(["bash", "-c", command.replace("python", sys.executable)], check=True)
+    made = tmp_path / "my articles.quoted.csv"
+    if not header:  # told as of any table without names
+        made.write_text("c1,text\n" + made.read_text())
+    assert read(made)[0] == stories
+
+
+def test_apostrophes_in_a_table_are_letters(tmp_path):
+    stories = ["'Tis the season", "the cats' tails", "'Yes,' she said", "'quoted'", "it's"]
+    for delimiter in (",", ";", "\t"):
+        assert read(write_csv(tmp_path / "a.csv", stories, delimiter))[0] == stories
