@@ -259,7 +259,7 @@ def json_records(lines: Iterable[str], source: str, field: str) -> Iterator[Reco
 
 
 def into_records(file: str, line: Any, field: str) -> str:
-    """Return the step that makes JSON lines of a file with a line that is neither an object nor a string."""
+    """Return the step that makes JSON lines of a file with a line that is no record."""
     if isinstance(line, list) and line and all(isinstance(each, dict) for each in line):
         return f"{jq(file, '.[]')} writes its records as lines"
     if isinstance(line, list) and any(isinstance(each, str) for each in line):
@@ -365,7 +365,10 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
 
 
 def refuse_single_quotes(lines: TextIO, source: str) -> None:
-    """Raise DataError if the values of a table stand in single quotes, with the command that writes double ones."""
+    """Raise DataError if the values of a table stand in single quotes.
+
+    It has the command that writes double ones.
+    """
     lines.seek(0)
     sample = lines.read(1 << 16)
     for delimiter in DELIMITERS:

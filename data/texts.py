@@ -221,7 +221,7 @@ class Source:
             yield from self._texts_of(records_of(file, format, self.config.text_field), format)
 
     def _refuse_without_field(self, file: str) -> None:
-        """Raise DataError if a file of records has no such field, and others beside it have, or may have."""
+        """Raise DataError if a file of records lacks the field, and others have it, or may."""
         field = self.config.text_field
         # The fields of Parquet and of arrays are not known before they are read.
         without = {name for name, each in self.found.items() if each.fields and not has_field(each.fields, field)}

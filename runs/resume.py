@@ -12,6 +12,8 @@ from common.errors import CheckpointError, SettingsError, format_value, naming
 from common.files import UNFINISHED, is_locked, reading, remove, user_path
 from common.text import flat, hydra_quoted
 from runs.checkpoint import (
+    TOKENIZER,
+    WEIGHTS,
     Meta,
     checkpoints_by_step,
     first_intact,
@@ -120,7 +122,13 @@ def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = lo
 
 def newest_intact(run: Path) -> Saved:
     """Return a run's latest intact checkpoint; warn of damaged ones."""
-    return newest(run, lambda path: Saved(path, verify_checkpoint(path)), log.warning)
+    try:
+        return newest(run, lambda path: Saved(path, verify_checkpoint(path)), log.warning)
+    except CheckpointError as error:
+        with suppress(CheckpointError):  # perhaps somebody removed the optimizers' states alone, to save room
+            path = newest(run, lambda path: verify_checkpoint(path, WEIGHTS, TOKENIZER) and path)
+            error.remedy = f"{hydra_quoted('init_from', path)} begins a new run with its weights"
+        raise
 
 
 def settings_to_go_on(run: Path, known: Collection[str]) -> dict[str, Any]:

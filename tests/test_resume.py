@@ -349,6 +349,19 @@ def test_a_copy_of_a_run_whose_links_have_become_folders_goes_on(config, tmp_pat
     assert_same_run(config.run_dir, copy)
 
 
+def test_a_run_without_its_optimizers_states_is_refused_with_the_way_to_use_its_weights(config, tmp_path):
+    train(replace(config, max_steps=4, checkpoint_interval=2))
+    for state in Path(config.run_dir).glob("checkpoints/step_*/optimizer.safetensors"):
+        state.unlink()
+    with pytest.raises(SettingsError, match=r"optimizer\.safetensors is missing.*: init_from=") as caught:
+        train(replace(config, max_steps=6, resume=config.run_dir))
+    setting, path = re.match(r"(init_from)=(\S+) begins a new run with its weights", caught.value.remedy).groups()
+    begun = replace(config, max_steps=1, run_dir=str(tmp_path / "begun"))
+    with training.start.open_run(replace(begun, **{setting: path})) as run:
+        weights = safetensors.torch.load_file(Path(path) / "model.safetensors")
+        assert all(torch.equal(weight, weights[name]) for name, weight in run.model.state_dict().items())
+
+
 FORGED = {
     "data": {"config": {"data": []}, "home": "elsewhere"},
     "unknown": {"config": {"data": {"nothing": 3}}},
