@@ -131,7 +131,8 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
     is_nullable = NoneType in get_args(hint)
     if is_nullable and value in (None, *NULLS):
         return None
-    noun, read = READERS[get_args(hint)[0] if is_nullable else hint]
+    kind = get_args(hint)[0] if is_nullable else hint
+    noun, read = READERS[kind]
     try:
         return read(value)
     except (LookupError, ValueError, yaml.YAMLError):
@@ -139,7 +140,15 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
         has_sign = f", and has {sign}" if sign else ""
         counted = " of steps" * name.endswith("_interval")  # not of minutes
         fault = f"is not {noun}{counted}{', or null' * is_nullable}{has_sign}"
-        raise SettingsError(fault, setting=name, value=value) from None
+        remedy = f"write '{name}={quoted_list(value)}'" if kind == list[str] and quoted_list(value) else ""
+        raise SettingsError(fault, remedy, setting=name, value=value) from None
+
+
+def quoted_list(value: Any) -> str:
+    """Return a list of texts with quotes around each, "" if it is none: [".","!"] for [.,!]."""
+    items = str(value)[1:-1].split(",")
+    is_list = str(value)[:1] == "[" and str(value)[-1:] == "]" and not {*"".join(items)} & {*"[]{}'\""}
+    return "[{}]".format(",".join(f'"{item.strip()}"' for item in items)) if is_list and all(items) else ""
 
 
 def whole_number(value: Any) -> int:

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path, PureWindowsPath
 from unittest import mock
 
@@ -595,3 +596,20 @@ def test_help_fits_a_narrow_terminal_with_each_meaning_below_its_name(width, mon
 
 def test_an_attention_that_is_said_twice_alike_is_one():
     assert TrainConfig(attention="loop", model=GPTConfig(attention="loop")).model.attention == "loop"
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "typed", "texts"),
+    [
+        ("sample.py", "stop", "[.,!,?]", [".", "!", "?"]),
+        ("sample.py", "stop", r"[\n\n, *]", ["\n\n", "*"]),
+        ("train.py", "freeze", "[a,!b]", ["a", "!b"]),
+        ("train.py", "wandb.tags", "[1st try, @lab]", ["1st try", "@lab"]),
+    ],
+)
+def test_a_list_with_signs_that_need_quotes_is_answered_with_the_list_to_type(script, name, typed, texts):
+    with pytest.raises(SettingsError, match=r"is not a list of texts") as caught:
+        from_arguments(SCHEMAS[script], [f"{name}={typed}"])
+    answered = re.fullmatch(r"write '(.*)'", caught.value.remedy)[1]
+    config = from_arguments(SCHEMAS[script], [answered])
+    assert attrgetter(name)(config) == texts
