@@ -31,7 +31,27 @@ ALIASES = {
         ("fraction", "data_fraction", "train_fraction", "dataset_fraction", "max_bytes", "max_train_tokens"),
         "data.path: a shorter file, as head -c 1000000 FILE writes it",
     ),
+    **dict.fromkeys(
+        ("val_files", "validation_files", "val_datasets", "eval_datasets"),
+        "data.val_path: a folder or a glob, whose files are one text; docs/generation.md scores each by itself",
+    ),
+    **dict.fromkeys(
+        ("lowercase", "lower_case", "do_lower_case", "lower"),
+        "data.path: a file in lower case, which docs/data.md makes",
+    ),
+    **dict.fromkeys(
+        ("shuffle", "shuffle_data", "should_shuffle", "dataset_shuffle", "train_dataloader_shuffle"),
+        "seed: of the order, another one in each epoch; init_from=RUN learns one text after another",
+    ),
+    **dict.fromkeys(
+        ("overfit_batches", "overfit_one_batch", "overfit_single_batch", "overfit"),
+        "data.path: a few hundred letters, and data.val_path=, the same file, are learned by heart",
+    ),
+    "split": "data.path: the file or folder of a split; docs/generation.md scores the training text",
     "tokenizer_name": "tokenizer",
+    **dict.fromkeys(
+        ("split_digits", "individual_digits"), "tokenizer: byte has a token for each digit, bpe joins up to three"
+    ),
     "vocab_source": "tokenizer",
     # Model
     "block_size": "model.block_size",
@@ -100,8 +120,33 @@ ALIASES = {
         ("freeze_layers", "num_layers_freeze", "num_frozen_layers", "trainable_layers"),
         "freeze: a list of parts, such as '[token_embedding,blocks.0,blocks.1]'",
     ),
-    "max_grad_norm": "grad_clip",
-    "gradient_clip_val": "grad_clip",
+    **dict.fromkeys(
+        (
+            *("max_grad_norm", "gradient_clip_val", "gradient_clipping", "gradient_clip", "clip_gradient_norm"),
+            *("clip_grad", "clip_grad_norm", "grad_clip_norm", "grad_norm_clip"),
+        ),
+        "grad_clip",
+    ),
+    **dict.fromkeys(
+        ("skip_loss_spikes", "max_loss_to_skip_batch", "skip_gradient_update_on_clip_norm"),
+        "grad_clip: a larger gradient is scaled down; a step is skipped if its loss is not finite",
+    ),
+    **dict.fromkeys(
+        ("ema", "ema_decay", "use_ema", "swa", "use_swa", "average_checkpoints", "weight_averaging"),
+        "schedule: the default's rate falls to 0; docs/library.md averages checkpoints",
+    ),
+    **dict.fromkeys(
+        ("label_smoothing", "label_smoothing_factor", "label_smoothing_epsilon"),
+        "model.dropout: 0.1 or 0.2 where a small text is learned by heart; there is no label smoothing",
+    ),
+    **dict.fromkeys(
+        ("find_lr", "lr_find", "auto_lr_find", "lr_finder"),
+        "optimizer.lr: python train.py -m optimizer.lr=0.01,0.02,0.04 compares several",
+    ),
+    **dict.fromkeys(
+        ("rampup_batch_size", "batch_size_schedule", "batch_size_warmup"),
+        "batch_size: the same in all steps; resume=RUN batch_size=N allow_changes=true changes it",
+    ),
     "gradient_checkpointing": "recompute: recompute=block",
     "early_stopping": "patience: the number of evaluations without a better loss",
     "early_stopping_patience": "patience",
@@ -197,6 +242,8 @@ ALIASES = {
     "truncate": "stop",
     "stop_sequences": "stop",
     "stop_strings": "stop",
+    **dict.fromkeys(("include_stop", "include_stop_str_in_output"), "stop: a sample ends before it"),
+    "trim_incomplete_sentences": "stop: ends before a text; docs/generation.md leaves out a sentence that is cut",
     "eos_token_id": "stop: a text; a sample ends by itself where the model ends the document",
     "best_of": "num_samples",
     **dict.fromkeys(

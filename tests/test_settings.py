@@ -613,3 +613,10 @@ def test_a_list_with_signs_that_need_quotes_is_answered_with_the_list_to_type(sc
     answered = re.fullmatch(r"write '(.*)'", caught.value.remedy)[1]
     config = from_arguments(SCHEMAS[script], [answered])
     assert attrgetter(name)(config) == texts
+
+
+@pytest.mark.parametrize("value", ["-1", "inf", "null", "none"])
+def test_clipping_is_turned_off_by_the_value_that_is_told(value):
+    with pytest.raises(SettingsError, match=r"grad_clip=0 clips no gradient") as caught:
+        from_arguments(TrainConfig, [f"grad_clip={value}"])
+    assert from_arguments(TrainConfig, [caught.value.remedy.split()[0]]).grad_clip == 0

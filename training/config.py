@@ -261,7 +261,7 @@ class TrainConfig:
         for name in (*intervals, *sizes, "max_steps", "max_skipped_steps", "keep_checkpoints"):
             at_least(name, getattr(self, name), 1, NEVER.get(name, ""))
         at_least("sample_tokens", self.sample_tokens, 0)
-        at_least("grad_clip", self.grad_clip, 0.0)
+        at_least("grad_clip", self.grad_clip, 0.0, "grad_clip=0 clips no gradient")
         positive("max_minutes", self.max_minutes)
         positive("max_flops", self.max_flops)
         if not 0 <= self.seed < 2**63:
