@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+import tiktoken
 
 PASSAGE = 50
 """Tokens in a row that two texts rarely share by chance (Lee et al. 2022, "Deduplicating training data makes language
@@ -13,6 +14,11 @@ BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2^
 INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
 BLOCK = 1 << 22  # tokens whose hashes are in memory at a time
 FILTER = (1 << 24) - 1  # the bits of a hash that sort out most passages
+
+
+def passage_length(tokenizer: tiktoken.Encoding) -> int:
+    """Return the number of a tokenizer's tokens in a passage."""
+    return BYTES if tokenizer.n_vocab == 257 else PASSAGE  # 256 bytes and the separator
 
 
 def overlap(train: np.ndarray, val: np.ndarray, separator: int, length: int = PASSAGE) -> float:

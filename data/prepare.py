@@ -38,7 +38,7 @@ from common.files import (
 )
 from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
-from data.overlap import BYTES, PASSAGE, overlap
+from data.overlap import overlap, passage_length
 from data.texts import Source, fingerprint, sizes_of, splits_apart
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 
@@ -240,7 +240,7 @@ def shared_text(folder: Path, tokenizer: Encoding, split: "Split", validation: S
         return ""
     train, val = open_folder(folder, tokenizer, str(folder), "")
     separator = tokenizer.eot_token
-    passage = BYTES if tokenizer.n_vocab == 257 else PASSAGE  # 256 bytes and the separator
+    length = passage_length(tokenizer)
     begins = len(val)
     if validation:
         begins = np.flatnonzero(val == separator)[-validation.count]  # its documents are the last
@@ -251,13 +251,13 @@ def shared_text(folder: Path, tokenizer: Encoding, split: "Split", validation: S
     told = ""
     if begins and compares_words:
         own_words = word_ids(piece for piece in split.pieces(split.head) if piece[0] == "val")
-        share = max(overlap(train, val[:begins], separator, passage), overlap(known, own_words, WORD_SEPARATOR))
+        share = max(overlap(train, val[:begins], separator, length), overlap(known, own_words, WORD_SEPARATOR))
         if share >= TOLD_SHARE:
             told += f"; {share:.0%} of what is held out also in the training text"
 
     # The validation text of its own.
     if validation:
-        share = overlap(train, val[begins:], separator, passage)
+        share = overlap(train, val[begins:], separator, length)
         if compares_words:
             share = max(share, overlap(known, word_ids(held_out(validation.documents())), WORD_SEPARATOR))
         told += f"; validation {validation.describe()}, {share:.1%} of it also in the training text"

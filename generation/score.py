@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from common.settings import build
 from common.text import flat
 from data.batches import Batch, sequences_at
 from data.config import DataConfig, TokenizerConfig, check_source
-from data.prepare import prepare, prepared
+from data.overlap import overlap, passage_length
+from data.prepare import TOLD_SHARE, prepare, prepared
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
@@ -29,6 +31,7 @@ PASS_TOKENS = 16_384  # in one forward pass
 # The settings that name a text, and those that choose the part of it that is held out.
 OF_TEXT = ("source", "path", "name", "subset", "split", "tales")
 OF_SPLIT = ("val_fraction", "val_path", "separator", "text_field")
+MOST_COMPARED = 1 << 24  # tokens of a text that is compared with the one that a run has learned, which takes 3 s
 BLOCK_BYTES = 1000  # of text in a block of the comparison: enough for blocks to be nearly independent
 
 
@@ -168,7 +171,8 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
     or of the second one's if the first has none, as a model that was changed and saved. Raises DataError if it is
     gone, or too short.
     """
-    first = checkpoints[0].tokenizer
+    owner = checkpoints[0]  # of the validation split
+    first = owner.tokenizer
     split = None  # the tokens of the validation split, in the ids of `first`
     notes: list[str] = []
     if text.is_given:
@@ -179,7 +183,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
         description = source.describe()
         notes = source.note_lines()
     else:
-        owner = next((each for each in checkpoints if was_trained_here(each)), checkpoints[0])
+        owner = next((each for each in checkpoints if trained_here(each)), owner)
         first = owner.tokenizer
         description, split, notes = validation_split(owner)
         if owner is checkpoints[0]:
@@ -197,6 +201,12 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
     ]
     if min(map(len, tokens)) < 2:
         raise DataError(f"{description} has nothing to score", "give a longer text with data.path=...")
+    # What a run held out itself was compared with its text when that was prepared.
+    own = None if text.is_given else owner.meta.data
+    for checkpoint, ids in zip(checkpoints, tokens, strict=True):
+        share = learned_share(checkpoint, ids) if checkpoint.meta.data != own else 0
+        if share >= TOLD_SHARE:
+            notes.append(f"{share:.0%} of this text is in the text that {checkpoint.path} has learned")
     return Text(description, tokens, notes)
 
 
@@ -216,14 +226,31 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
     )
 
 
-def was_trained_here(checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint lies where its run wrote it.
+def learned_share(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
+    """Return the share of a text, tokens (N,) of a checkpoint, that its run has learned.
+
+    It is 0 if the tokens that the run prepared are not here, or if either has more than MOST_COMPARED.
+    """
+    if not trained_here(checkpoint) or len(tokens) > MOST_COMPARED:
+        return 0.0
+    with readable(checkpoint.path):
+        data = prepared(build(DataConfig, flat(checkpoint.meta.config["data"])), checkpoint.meta.data)
+    if data is None or len(data.train) > MOST_COMPARED or not same_tokens(data.tokenizer, checkpoint.tokenizer):
+        return 0.0
+    return overlap(data.train, tokens, checkpoint.tokenizer.eot_token, passage_length(checkpoint.tokenizer))
+
+
+def run_of(checkpoint: Checkpoint) -> Path:
+    """Return the directory of a checkpoint's run."""
+    return checkpoint.path.parents[1] if checkpoint.path.parent.name == "checkpoints" else checkpoint.path
+
+
+def trained_here(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint is of a run on text that is where it was trained.
 
     One from elsewhere must not choose which files of this machine are read.
     """
-    path = checkpoint.path
-    run = path.parents[1] if path.parent.name == "checkpoints" else path
-    return bool(checkpoint.meta.data) and checkpoint.meta.home == str(run.resolve())
+    return bool(checkpoint.meta.data) and checkpoint.meta.home == str(run_of(checkpoint).resolve())
 
 
 def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]]:
@@ -235,7 +262,7 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]
     meta = checkpoint.meta
     path = checkpoint.path
     remedy = "give a text with data.path=..."
-    if not was_trained_here(checkpoint):
+    if not trained_here(checkpoint):
         raise DataError(f"{path} was not trained here and has no validation split", remedy)
     with readable(path):
         source = build(DataConfig, flat(meta.config["data"]))

@@ -343,6 +343,44 @@ def test_the_validation_split_of_a_changed_text_is_what_the_run_held_out_or_the_
     assert "note" not in scored(against=train_config.run_dir)[1]
 
 
+def test_a_text_that_a_run_has_learned_is_told_with_its_share(train_config, tmp_path, capsys):
+    def words(seed: int, count: int) -> str:
+        return " ".join(np.random.RandomState(seed).choice([*"abcdefghij"], (count, 7)).view("<U7").ravel())
+
+    def learn(name: str, text: str) -> str:
+        (tmp_path / f"{name}.txt").write_text(text)
+        config = replace(train_config, run_dir=str(tmp_path / name), max_steps=1, eval_interval=1)
+        train(replace(config, data=replace(train_config.data, path=str(tmp_path / f"{name}.txt"))))
+        return config.run_dir
+
+    def notes(**asked) -> list[str]:
+        score_checkpoints(EvalConfig(**asked))
+        return re.findall(r"^note +(.*)$", capsys.readouterr().out, re.M)
+
+    # A quarter of a text is new, three are the beginning of what was learned.
+    old = learn("old", words(1, 1000))
+    (tmp_path / "mixed.txt").write_text(words(1, 300) + words(2, 100))
+    (tmp_path / "new.txt").write_text(words(2, 100))
+    of_path = {
+        name: notes(checkpoint=old, data=TextConfig(path=str(tmp_path / f"{name}.txt"))) for name in ("mixed", "new")
+    }
+    assert of_path == {
+        "mixed": [f"75% of this text is in the text that {old}/checkpoints/step_1 has learned"],
+        "new": [],
+    }
+
+    # What a run held out is in the text of a later one, at its end or before it.
+    assert notes(checkpoint=old) == []
+    held = learn("held", words(3, 1000) + words(1, 1000))
+    mixed = learn("mixture", words(1, 1000) + words(3, 1000))
+    assert notes(checkpoint=old, against=held) == []
+    assert notes(checkpoint=old, against=mixed) == [
+        f"100% of this text is in the text that {mixed}/checkpoints/step_1 has learned"
+    ]
+    shutil.rmtree(tmp_path / "cache")  # without the tokens nobody knows
+    assert notes(checkpoint=old, data=TextConfig(path=str(tmp_path / "mixed.txt"))) == []
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
