@@ -41,7 +41,7 @@ ALIASES = {
     ),
     **dict.fromkeys(
         ("shuffle", "shuffle_data", "should_shuffle", "dataset_shuffle", "train_dataloader_shuffle"),
-        "seed: of the order, another one in each epoch; init_from=RUN learns one text after another",
+        "seed: the windows are always shuffled, by it; init_from=RUN learns one text after another",
     ),
     **dict.fromkeys(
         ("overfit_batches", "overfit_one_batch", "overfit_single_batch", "overfit"),
@@ -133,7 +133,7 @@ ALIASES = {
     ),
     **dict.fromkeys(
         ("ema", "ema_decay", "use_ema", "swa", "use_swa", "average_checkpoints", "weight_averaging"),
-        "schedule: the default's rate falls to 0; docs/library.md averages checkpoints",
+        "schedule: its rate falls to 0; there is no average in training, docs/library.md has that of checkpoints",
     ),
     **dict.fromkeys(
         ("label_smoothing", "label_smoothing_factor", "label_smoothing_epsilon"),
