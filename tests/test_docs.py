@@ -379,6 +379,7 @@ TINY += ["sample_tokens=8", "data.cache_dir=cache"]
 RUN = ("training", "generation", "data", "tasks", "interop", "scaling", "hardware")
 # What needs a network, another project, a GPU, many processes, many runs or many minutes.
 ELSEWHERE = r"^-m|--help|init_from=RUN|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_(minutes|flops)"
+ELSEWHERE += r"|\$file|path=TEXT"  # and what stands for a name
 
 
 @pytest.mark.slow
@@ -390,10 +391,15 @@ def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
     for name, separator in (("notes.md", "---"), ("poems.txt", "\n\n\n")):
         (tmp_path / name).write_text((tmp_path / "notes.txt").read_text() + separator + "the cat sat on the mat")
     (tmp_path / "pages").mkdir()
+    (tmp_path / "both").mkdir()
+    shutil.copy(tmp_path / "notes.txt", tmp_path / "both")
     (tmp_path / "pages/book.txt").write_text((tmp_path / "notes.txt").read_text() + "\fthe cat sat on the mat")
     (tmp_path / "held.jsonl").write_text('{"text": "the cat sat on the mat"}\n' * 20)
     (tmp_path / "beginnings.txt").write_text("the cat\nthe mat\n")
     (tmp_path / "prompt.txt").write_text("the cat")
+    (tmp_path / "few.txt").write_text((tmp_path / "notes.txt").read_text()[:400])
+    for name, separator in (("proteins.txt", "\n"), ("tunes.abc", "\n\n")):
+        (tmp_path / name).write_text(separator.join(f"the cat sat on mat {number}" for number in range(400)))
     (tmp_path / "in.jsonl").write_text('{"prompt": "the cat"}\n' * 2)
     (tmp_path / "pages.jsonl").write_text(
         "".join(f'{{"body": "the cat sat on mat {n}", "text": "{n}"}}\n' for n in range(4000))
