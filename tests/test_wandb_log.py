@@ -1,6 +1,7 @@
 """wandb has one run for each run, and none of its errors ends the training."""
 
 import logging
+import math
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ from conftest import run_here
 from test_resume import ROOT, before_step, crash
 
 from common.errors import SettingsError
+from runs.metrics import Evaluation
 from train import train
 from training.config import WandbConfig
 
@@ -25,6 +27,7 @@ class Session:
     def __init__(self, number: int, **given) -> None:
         self.given, self.id = given, given["id"] or f"id{number}"
         self.logged: list[tuple[dict, int]] = []
+        self.summary: dict = {}
         self.code = None
 
     def log(self, values: dict, step: int) -> None:
@@ -97,6 +100,18 @@ def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(c
     assert first.steps() + second.steps() == [1, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9, 10]  # from the checkpoint of step 5 on
 
 
+def test_the_summary_has_the_best_evaluation_beside_the_last(config, sessions, monkeypatch):
+    losses = {3: 5.0, 6: 3.0, 9: 4.0, 10: 3.5}
+    monkeypatch.setattr(
+        "train.evaluate_run", lambda run, *_: Evaluation(64 * losses[run.progress.step], 64, text_bytes=64)
+    )
+    train(replace(config, eval_interval=3))
+    (session,) = sessions
+    assert [values["val_loss"] for values, _ in session.logged if "val_loss" in values] == [5.0, 3.0, 4.0, 3.5]
+    summary = session.summary
+    assert summary == {"best_step": 6, "best_val_loss": 3.0, "best_val_bpb": 3 / math.log(2), "best_val_tokens": 64}
+
+
 @pytest.mark.parametrize("broken", ["log", "finish", "init"])
 def test_an_error_of_wandb_is_said_once_and_the_training_goes_on(config, sessions, monkeypatch, caplog, broken):
     def fail(*args, **kwargs):
@@ -126,15 +141,15 @@ def test_online_mode_without_a_key_is_refused_before_any_work(train_config, tmp_
 
 
 NAMED = {"WANDB_PROJECT": "p", "WANDB_NAME": "n"}
-TYPED = dict(project="q", entity="f", name="m", tags=["c", "d e"])
+TYPED = dict(project="q", entity="f", name="m", tags=["c", "d e"], notes="why")
 
 
 @pytest.mark.parametrize(
     ("environment", "in_sweep", "typed", "expected"),
     [
-        (NAMED, False, {}, ("p", None, "n", None)),  # wandb takes entity and tags from the environment by itself
-        (NAMED, True, TYPED, ("q", "f", "m", ["c", "d e"])),
-        ({}, True, {}, (None, None, "run", None)),  # and the project of its own sweep
+        (NAMED, False, {}, ("p", None, "n", None, None)),  # wandb takes the others from the environment by itself
+        (NAMED, True, TYPED, ("q", "f", "m", ["c", "d e"], "why")),
+        ({}, True, {}, (None, None, "run", None, None)),  # and the project of its own sweep
     ],
 )
 def test_the_environment_says_what_the_settings_leave_open(
@@ -144,7 +159,7 @@ def test_the_environment_says_what_the_settings_leave_open(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("training.wandb.WANDB_SWEEP", in_sweep)
     train(replace(config, max_steps=1, wandb=WandbConfig(mode="offline", **typed)))
-    assert tuple(sessions[0].given[name] for name in ("project", "entity", "name", "tags")) == expected
+    assert tuple(sessions[0].given[name] for name in ("project", "entity", "name", "tags", "notes")) == expected
 
 
 @pytest.mark.parametrize("name", [*(f"a{sign}b" for sign in "/\\#?%:"), "p" * 129, "a b.c-ü", "p" * 128, ""])

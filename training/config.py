@@ -112,6 +112,8 @@ class WandbConfig:
     """Group of a sweep's runs; the sweep's folder when null."""
     tags: list[str] | None = None
     """Tags of the run, as in '[baseline,byte]'; when null WANDB_TAGS, separated by commas."""
+    notes: str | None = None
+    """Notes of the run, such as why it was made, also on its page; when null WANDB_NOTES."""
 
     def __post_init__(self) -> None:
         one_of("wandb.mode", self.mode or "disabled", WANDB_MODES)

@@ -48,7 +48,7 @@ class Wandb(Logger):
 
         self.run = run
         settings = run.config.wandb
-        # Leave the project to a wandb sweep, which sets it. wandb itself reads entity and tags from the environment.
+        # Leave the project to a wandb sweep, which sets it. wandb itself reads the others from the environment.
         project = settings.project or os.environ.get("WANDB_PROJECT") or (None if WANDB_SWEEP else "tinygpt")
         name = settings.name or os.environ.get("WANDB_NAME") or run.directory.name
         run_id = os.environ.get("WANDB_RUN_ID")
@@ -64,6 +64,7 @@ class Wandb(Logger):
             project=project,
             entity=settings.entity,
             tags=settings.tags,
+            notes=settings.notes,
             name=name[:128],  # wandb takes no more
             group=settings.group and settings.group[:128],
             job_type="train",
@@ -80,6 +81,10 @@ class Wandb(Logger):
 
     def on_row(self, row: Row, sample: str) -> None:
         self.session.log(dict(scalars(row)), step=row["step"])
+        progress = self.run.progress
+        if "val_loss" in row and row["step"] == progress.best_step:  # the summary has the last value of each name
+            best = {f"best_{name}": value for name, value in scalars(row) if name.startswith("val_")}
+            self.session.summary.update({"best_step": row["step"], **best})
         if sample:
             self.samples.add_data(row["step"], self.run.config.sample_prompt, sample)
             self.session.log({"samples": self.samples}, step=row["step"])
