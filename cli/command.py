@@ -15,6 +15,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TypeVar
 
+from common.console import in_notebook
 from common.errors import SettingsError
 from common.mistakes import mistakes_explained
 from common.settings import from_arguments, settings_in, typed_default
@@ -76,6 +77,9 @@ def answer(
         sleep_at_barriers()  # before torch is imported
     with mistakes_explained(explain):
         arguments = sys.argv[1:]
+        if in_notebook() and "kernel_launcher" in sys.argv[0]:  # the code of a command, pasted into a cell
+            remedy = f"type %run {script.name} NAME=VALUE, or call functions as docs/tour.ipynb does"
+            raise SettingsError("a cell has the arguments of the notebook's kernel", remedy)
         if {"--help", "-h"} & {*arguments}:
             print(help_text(schema, script, arguments, groups()))
         else:

@@ -281,7 +281,8 @@ def explain(error: BaseException) -> str | None:
         if isinstance(mistake, OmegaConfBaseException):
             place = mistake.full_key or "a value"
             meaning = (
-                "${NAME} stands for the value of a setting, ${mul:A,B} for a product, ${floordiv:A,B} for a quotient"
+                "${NAME} stands for the value of a setting, ${mul:A,B} for a product, ${floordiv:A,B} for a quotient, "
+                "${oc.env:NAME,DEFAULT} for a variable of the environment"
             )
             return f"{place} cannot be read ({first_line(mistake)}): {meaning}."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None

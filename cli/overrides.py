@@ -1,5 +1,6 @@
 """The arguments of train.py, checked without Hydra: settings, groups of conf/, sweeps."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,8 @@ SWEEP = ("-m", "--multirun")
 FOLDER = ("--config-dir", "-cd")
 FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--config-file", "--cfg-file")  # of others
 SUFFIXES = (".yaml", ".yml", ".json", ".py")
+LOGS = ("output_subdir", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of what it writes itself
+ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)[^}]*\}")
 NUMBERS = (int, int | None, float, float | None, bool)
 
 
@@ -87,10 +90,17 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             remedy = "add -m; run_dir= names the folder of a run"
             if name == "hydra.searchpath":
                 remedy = "type --config-dir=FOLDER"
+            if name.removeprefix("hydra")[1:].startswith(LOGS):
+                remedy = "leave it out: Hydra writes no file and no log of its own for a run"
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
-        if "${" in value and hints.get(name) in NUMBERS and not is_sweep:
-            raise SettingsError(f"{name}={value}: ${{…}} has a value in sweeps alone", "type the value, or add -m")
+        # A text may have any signs, and a folder's name; but ${oc.env:NAME} is meant for Hydra.
+        from_shell = ENVIRONMENT.sub(r"$\1", value) if not name.endswith("prompt") else value
+        if not is_sweep and (from_shell != value or ("${" in value and hints.get(name) in NUMBERS)):
+            remedy = "type the value, or add -m"
+            if from_shell != value:
+                remedy += f'; the shell puts in a variable: {name}="{from_shell}"'
+            raise SettingsError(f"{name}={value}: ${{…}} has a value in sweeps alone", remedy)
         is_list = value.startswith(("[", "("))
         # In a sweep Hydra composes a list of options into one job, which two experiments may be for.
         if "," in value and is_one and (not is_sweep or (is_list and name != "experiment")):

@@ -51,7 +51,8 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
             remedy = "settings are typed NAME=VALUE, without dashes; --help all lists them"
             if before and not equals and not name.startswith(("-", "~")):
                 whole = f"{before} {argument}".replace("'", "")
-                remedy += f'; quote a value with spaces: "{whole}"'
+                listed = f"{before},{argument}".replace("'", "")
+                remedy += f'; quote a value with spaces: "{whole}", and in PowerShell one with commas: "{listed}"'
             if argument.startswith("#"):  # of a command pasted with its comment
                 remedy = "leave out the comment, or let zsh do so from now on: setopt interactivecomments"
             if name in ("--local-rank", "--local_rank"):

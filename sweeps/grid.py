@@ -43,7 +43,9 @@ from training.config import TrainConfig
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 SETTINGS = setting_hints(TrainConfig)
-VARIANTS = """write 'hydra.sweeper.variants=["NAME=VALUE",…]'"""
+VARIANTS = (
+    """write 'hydra.sweeper.variants=["NAME=VALUE",…]', or on Windows "hydra.sweeper.variants=['NAME=VALUE',…]\""""
+)
 
 
 def jobs_at_once() -> int:

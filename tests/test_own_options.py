@@ -100,6 +100,14 @@ def test_an_experiment_that_sets_nothing_of_a_run_is_answered_with_its_first_lin
         composed(f"--config-dir={folder}", "experiment=odd")
 
 
+@pytest.mark.parametrize(
+    ("written", "read"), {"on": "on", "off": "off", "yes": "on", "'on'": "on", "auto": "auto"}.items()
+)
+def test_on_and_off_which_yaml_reads_as_true_and_false_keep_their_meaning(folder, written, read):
+    (folder / "experiment/odd.yaml").write_text(f"# @package _global_\ncompile: {written}\n")
+    assert composed(f"--config-dir={folder}", "experiment=odd").compile == read
+
+
 def test_the_values_of_an_experiment_may_be_lists_and_groups(tmp_path):
     params = {"seed": [1, 2], "optimizer": {"lr": [0.001, 1e-2]}, "model.n_head": "1,2", "wandb.tags": ["a", "b"]}
     jobs = swept(Grid(params=params), tmp_path, lambda settings: 1.0, [])

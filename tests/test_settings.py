@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import sys
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path, PureWindowsPath
@@ -20,7 +21,7 @@ from hydra.errors import MissingConfigException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.command import FIRST, described, first_sentence, help_text, setting_docs
+from cli.command import FIRST, answer, described, first_sentence, help_text, setting_docs
 from cli.composition import compose_settings, explain, to_settings
 from cli.composition import register_schema as register
 from cli.hydra_command import group_options
@@ -282,6 +283,12 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "data.path.x=3": "there is no setting data.path.x: did you mean data.path or data.val_path?",
     "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
     "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m; run_dir= names",
+    **{
+        f"hydra{name}": f"hydra{name} is for sweeps: leave it out: Hydra writes no file and no log of its own for a run"
+        for name in ("/job_logging=disabled", "/hydra_logging=none", ".output_subdir=null", ".verbose=true")
+    },
+    "run_dir=${oc.env:RUNS}/a": """type the value, or add -m; the shell puts in a variable: run_dir="$RUNS/a\"""",
+    "seed=${oc.env:RANK,3}": """; the shell puts in a variable: seed="$RANK\"""",
     "model.n_head=many": "model.n_head=many is not a whole number",
     "max_steps=1.5": "max_steps=1.5 is not a whole number, or null",
     "checkpoint_interval=10m": "checkpoint_interval=10m is not a whole number of steps: correct it",
@@ -490,6 +497,26 @@ def test_quotes_that_the_shell_of_windows_leaves_in_place_are_answered_with_thos
         ):
             parse_overrides(typed)
     assert parse_overrides(["prompt='tis"]) == {"prompt": "'tis"}
+
+
+def test_powershell_which_divides_a_value_at_commas_is_answered_with_the_quotes_that_it_needs():
+    for typed in (["seed=1", "2", "3"], ["optimizer.lr=0.01", "0.02"]):
+        with pytest.raises(SettingsError) as refused:
+            parse_overrides(typed)
+        (remedy,) = re.findall('in PowerShell one with commas: "(.*)"', str(refused.value))
+        assert parse_overrides([remedy]) == {typed[0].split("=")[0]: ",".join(typed[:2]).split("=")[1]}
+
+
+@pytest.mark.parametrize("script", ["train.py", "sample.py"])
+def test_a_command_pasted_into_a_cell_is_told_how_a_notebook_calls_it(script, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipykernel", mock.Mock())
+    monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "-f", "/x/runtime/kernel-1.json"])
+    with pytest.raises(SystemExit):
+        answer(TrainConfig, CONF.parent / script, lambda arguments: None)
+    assert f"type %run {script} NAME=VALUE, or call functions" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [script, "seed=2"])  # as %run has it
+    answer(TrainConfig, CONF.parent / script, print)
+    assert capsys.readouterr().out == "['seed=2']\n"
 
 
 @pytest.mark.parametrize("argument", ["run_dir=a", "seed=5", "max_new_tokens=5", "to=x", "-m", "bogus", ""])

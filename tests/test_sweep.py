@@ -464,7 +464,7 @@ MISTAKES = {
     "model=tiny,huge": "model=huge does not exist",
     "model=tiny,null": "error: model=tiny,null: null is no option of model: leave it out, or name an option.",
     "hydra.sweeper.variants=['seed']": "cannot read the override 'seed'",
-    "hydra.sweeper.variants=[seed=1,seed=2]": """: write 'hydra.sweeper.variants=["NAME=VALUE",…]'.""",
+    "hydra.sweeper.variants=[seed=1,seed=2]": """: write 'hydra.sweeper.variants=["NAME=VALUE",…]', or on """,
     "hydra.sweeper.variants=": "hydra.sweeper.variants= is empty",
     "model.n_head=2,3 seed=1,2": "error: model.n_head=3 does not divide model.n_embd=128: ",
     "max_steps=0 seed=1,2": "error: max_steps=0 must be at least 1: correct it",
