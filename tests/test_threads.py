@@ -2,6 +2,9 @@
 
 import csv
 import os
+import selectors
+import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +97,32 @@ def test_a_resumed_run_keeps_its_threads_and_omp_num_threads_goes_first(monkeypa
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with threads_of_run(3):
         assert given[-1] == 4
+
+
+def test_a_forked_process_computes_with_one_thread_for_those_of_its_parent_are_not_there(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    a = torch.rand(400, 400)
+    product = a @ a  # starts the second thread
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        with threads_of_run(None) as note, suppress(BaseException):
+            is_right = torch.allclose(a @ a, product, atol=1e-3)
+            os.write(write, f"{is_right} {torch.get_num_threads()}{note}".encode())
+        os._exit(0)
+    try:
+        os.close(write)
+        with selectors.DefaultSelector() as reader:  # instead of waiting forever
+            reader.register(read, selectors.EVENT_READ)
+            assert reader.select(timeout=20), "the child waits"
+        assert os.read(read, 1000) == b"True 1 with 1 thread, for this process is a fork: start it by spawn for more"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(read)
+        torch.set_num_threads(before)
 
 
 def test_the_checkpoint_names_the_threads_with_which_the_run_goes_on(train_config, monkeypatch):

@@ -12,6 +12,8 @@ from common.threads import Load
 
 LOAD = Load()
 SHORTEST = 0.3  # seconds over which other programs are watched
+IMPORTED_BY = os.getpid()
+"""The process that imported this; a fork of it, as by multiprocessing, has another number."""
 
 
 @contextmanager
@@ -19,12 +21,16 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
     """Let torch take the cores that other programs leave; yield a note for the line `run`.
 
     kept: the number of a run that is resumed, or of the runs with which this one is compared, for threads decide the
-    last bits. OMP_NUM_THREADS goes first.
+    last bits. OMP_NUM_THREADS goes first. A forked process has one thread, also afterwards: it would wait forever for
+    those of the process that it copies, which are not copied.
     """
     before = torch.get_num_threads()
     threads = before
     note = ""
-    if "OMP_NUM_THREADS" not in os.environ:
+    if os.getpid() != IMPORTED_BY:
+        note = " with 1 thread, for this process is a fork: start it by spawn for more" if threads > 1 else ""
+        threads = before = 1
+    elif "OMP_NUM_THREADS" not in os.environ:
         if kept is None:
             others = cores_of_others()
             threads = max(1, before - round(others))
