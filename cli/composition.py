@@ -31,7 +31,7 @@ from omegaconf.errors import (
 
 from cli.overrides import CONF, check_typed
 from common.aliases import OPTIONS
-from common.console import show_log
+from common.console import end_with_parent, show_log
 from common.errors import SettingsError, first_line
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
@@ -227,6 +227,8 @@ def run_job(cfg: DictConfig) -> Any:
                 cfg.init_from = None
 
         # The machine, which jobs of a parallel launcher share.
+        if own.runtime.choices["hydra/launcher"] == "joblib":
+            end_with_parent()  # whose workers would train on, unseen, if it were killed
         if own.runtime.choices["hydra/launcher"] != "basic":
             threads = own.launcher.get("cpus_per_task")
             if threads:

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
@@ -18,7 +20,7 @@ import torch
 import yaml
 from conftest import started
 from omegaconf import OmegaConf
-from sweeping import command, run, run_here, tiny, wait_for
+from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
 from cli.with_torch import device_of_job
 from common.errors import SettingsError
@@ -98,6 +100,19 @@ def test_a_stopped_sweep_saves_its_job_and_goes_on_with_it(tmp_path):
         assert summary.status == "stopped" and saved["progress"]["step"] == summary.step > stopped_at
         stopped_at = int(summary.step)
         assert not list(tmp_path.rglob("*.unfinished")) and not (tmp_path / "here/1").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no new parent for a process")
+def test_a_worker_ends_with_the_sweep_that_was_killed():
+    worker = (
+        "import time; from common.console import end_with_parent as end; end(); print(1, flush=True); time.sleep(90)"
+    )
+    sweep = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+    with started([sys.executable, "-c", sweep], cwd=ROOT) as process:  # both write into one pipe
+        assert process.stdout.readline() == b"1\n" and process.poll() is None
+        process.kill()
+        began = time.monotonic()
+        assert process.stdout.read() == b"" and time.monotonic() - began < 30  # the worker has closed the pipe too
 
 
 @pytest.mark.slow
