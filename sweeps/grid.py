@@ -42,6 +42,7 @@ from sweeps.leaderboard import write_leaderboard
 from training.config import TrainConfig
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
+LONGEST_NAME = 255  # bytes of a name in a folder, on nearly every disk
 SETTINGS = setting_hints(TrainConfig)
 VARIANTS = (
     """write 'hydra.sweeper.variants=["NAME=VALUE",…]', or on Windows "hydra.sweeper.variants=['NAME=VALUE',…]\""""
@@ -179,6 +180,14 @@ class Grid(Sweeper):
             except SettingsError as error:
                 configs.append(None)
                 mistakes.append((job, error))
+        # Hydra makes the folders, and a name that no disk takes would end the sweep.
+        for name in {part for place in self.places for part in Path(place).parts}:
+            size = len(os.fsencode(name))
+            if size > LONGEST_NAME:
+                problem = (
+                    f"hydra.sweep.subdir makes a folder {name[:60]}… of {size} bytes, and disks take {LONGEST_NAME}"
+                )
+                raise SettingsError(problem, "leave it out, or name fewer settings in it")
         # An override that works nowhere is a mistake; others only fail together.
         for job, mistake in mistakes:
             if working.issuperset(job):

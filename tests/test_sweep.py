@@ -473,6 +473,7 @@ MISTAKES = {
     "hydra.sweep.dir=/proc/x seed=1,2": "hydra.sweep.dir=/proc/x cannot be used",
     "hydra.sweep.subdir=x seed=1,2": "subdir=x is the folder of several jobs: end it in /${hydra.job.num}, and quote",
     "hydra.sweep.subdir=lr-${optimizer.lr} seed=1,2 optimizer.lr=1,2": "hydra.sweep.subdir=lr-1 is the folder of",
+    f"hydra.sweep.subdir=${{wandb.name}}/${{seed}} seed=1,2 wandb.name=a,{'x' * 256}": "x… of 256 bytes, and disks",
     "hydra.job.chdir=true seed=1,2": "hydra.job.chdir=true moves jobs away from the folder in which their paths were",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
     "hydra/sweeper=grid2 seed=1,2": "hydra/sweeper=grid2 does not exist: choose hydra/sweeper from",
