@@ -193,6 +193,7 @@ ALIASES = {
     "use_tensorboard": "wandb.mode: there is none for TensorBoard; docs/training.md hands it metrics.jsonl",
     "wandb_project": "wandb.project",
     "wandb_run_name": "wandb.name",
+    "wandb_notes": "wandb.notes",
     "run_name": "wandb.name",
     # Places
     "out_dir": "run_dir checkpoint",

@@ -321,6 +321,17 @@ def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
         assert messages(process) == [f"error: {said}"]
 
 
+@pytest.mark.parametrize("run_id", ["none", None])
+def test_a_process_of_torchrun_and_no_other_ends_with_it(run_id, monkeypatch):
+    ends = mock.Mock()
+    monkeypatch.setattr("training.distributed.end_with_parent", ends)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if run_id:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run_id)
+    Ranks().join(torch.device("cpu"))
+    assert ends.called == bool(run_id)
+
+
 @pytest.mark.parametrize("names", ["^lo,docker", "no_such_interface", "NAME,no_such_interface"])
 def test_a_network_interface_that_is_not_there_is_told_before_gloo_looks_for_it(names, monkeypatch):
     present = [name for _, name in socket.if_nameindex()]

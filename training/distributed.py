@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from common.console import end_with_parent
 from common.errors import DeviceError, SettingsError, first_line
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU, chunk_loss_and_gradient
@@ -79,6 +80,8 @@ class Ranks:
 
     def join(self, device: torch.device) -> None:
         """Join the process group if torchrun started this process."""
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # of torchrun
+            end_with_parent()  # its processes would train on, unseen, if it were killed
         if self.launched and not dist.is_initialized():
             check_interface()
             cuda = device.type == "cuda"
