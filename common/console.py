@@ -94,7 +94,7 @@ def exit_on_signal(number: int, frame: FrameType | None) -> None:
 
 @cache
 def end_with_parent() -> None:
-    """End this process within a second of the end of the one that started it, even if that one was killed."""
+    """End this process within a second of its parent, even if that one was killed."""
     parent = os.getppid()
 
     def watch() -> None:

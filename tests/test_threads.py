@@ -99,6 +99,7 @@ def test_a_resumed_run_keeps_its_threads_and_omp_num_threads_goes_first(monkeypa
         assert given[-1] == 4
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
 def test_a_forked_process_computes_with_one_thread_for_those_of_its_parent_are_not_there(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     before = torch.get_num_threads()
