@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from multiprocessing import parent_process
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -227,7 +228,7 @@ def run_job(cfg: DictConfig) -> Any:
                 cfg.init_from = None
 
         # The machine, which jobs of a parallel launcher share.
-        if own.runtime.choices["hydra/launcher"] == "joblib":
+        if own.runtime.choices["hydra/launcher"] == "joblib" and parent_process():  # None with n_jobs=1
             end_with_parent()  # whose workers would train on, unseen, if it were killed
         if own.runtime.choices["hydra/launcher"] != "basic":
             threads = own.launcher.get("cpus_per_task")

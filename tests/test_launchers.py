@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -163,6 +164,13 @@ def test_every_launcher_has_settings_that_can_be_read_and_changed(tmp_path, laun
         assert (settings["partition"], settings["timeout_min"], settings["setup"]) == ("gpu", 90, ["module load cuda"])
 
 
+@needs_joblib
+def test_a_sweep_whose_jobs_are_in_its_own_process_does_not_end_with_the_shell(tmp_path):
+    asked = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "seed=1,2", *tiny(tmp_path, max_steps=1)]
+    assert run_here("-m", *asked, cwd=tmp_path).returncode == 0
+    assert "parent" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_jobs_take_turns_on_the_cuda_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert [device_of_job("auto", job) for job in range(5)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
@@ -249,6 +257,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 Path("beside.py").write_text("NAME = 'theirs'")
 Path("child.py").write_text("import beside, os; print(beside.NAME, os.environ.get('PYTHONPATH'))")
