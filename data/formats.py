@@ -370,21 +370,30 @@ def refuse_single_quotes(lines: TextIO, source: str) -> None:
     It has the command that writes double ones.
     """
     lines.seek(0)
-    sample = lines.read(1 << 16)
+    sample = [*io.StringIO(lines.read(1 << 16), newline="")]
     for delimiter in DELIMITERS:
-        rows = []
+        rows = csv.reader(sample, delimiter=delimiter, quotechar="'", strict=True)
+        found: list[tuple[int, bool]] = []  # the width of each row, and whether a value is quoted in it
+        begins = 0
         with suppress(csv.Error):  # the sample may end within a value
-            for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter, quotechar="'", strict=True):
-                rows += [row] * bool(row)
-        rows = rows[1:-1]  # the first may have names, and the last may be cut
-        # A value was quoted if it stands in the sample with its quotes.
-        quoted = [any("'" + value.replace("'", "''") + "'" in sample for value in row if value) for row in rows]
-        if len({*map(len, rows)}) == 1 and len(rows[0]) > 1 and all(quoted):
+            for row in rows:
+                text = "".join(sample[begins : rows.line_num])
+                begins = rows.line_num
+                if row:
+                    found.append((len(row), any(is_quoted(value, text, delimiter) for value in row if value)))
+        widths = {width for width, _ in found[1:-1]}  # the first row may have names, and the last may be cut
+        if len(widths) == 1 and min(widths) > 1 and all(quoted for _, quoted in found[1:-1]):
             written = f"csv.reader(sys.stdin, delimiter={json.dumps(delimiter)}, quotechar=chr(39))"
             program = f"import csv, sys; csv.field_size_limit(1 << 30); csv.writer(sys.stdout).writerows({written})"
             command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | python -c {shlex.quote(program)}"
             remedy = f"{command} > {stem_of(source)}.quoted.csv writes double ones"
             raise DataError("has its values in single quotes", remedy, value=source)
+
+
+def is_quoted(value: str, row: str, delimiter: str) -> bool:
+    """Return whether a value stands in single quotes in the text of its row."""
+    quoted = "'" + value.replace("'", "''") + "'"
+    return any(f"{delimiter}{quoted}{end}" in f"{delimiter}{row.rstrip()}\n" for end in (delimiter, "\n"))
 
 
 def with_names(lines: TextIO, source: str, field: str) -> str:

@@ -589,6 +589,20 @@ def test_a_table_in_single_quotes_is_refused_with_the_command_that_writes_double
     assert read(made)[0] == stories
 
 
+def test_words_in_single_quotes_within_a_table_are_letters(tmp_path):
+    """A label of each row stands in quotes somewhere else."""
+    asked = ["Is it 'yes' or 'no'?", "Is the sky green?", "Is water wet?", "Say 'yes'", "Is fire cold?"]
+    file = tmp_path / "qa.csv"
+    for quoted in ([], ["'yes',A row of another hand"]):
+        rows = [
+            "answer,text",
+            *(f"{'yes' if number % 2 else 'no'},{text}" for number, text in enumerate(asked)),
+            *quoted,
+        ]
+        file.write_text("\n".join(rows) + "\n")
+        assert read(file)[0] == asked + [row.partition(",")[2] for row in quoted]
+
+
 def test_apostrophes_in_a_table_are_letters(tmp_path):
     stories = ["'Tis the season", "the cats' tails", "'Yes,' she said", "'quoted'", "it's"]
     for delimiter in (",", ";", "\t"):
