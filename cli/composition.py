@@ -228,8 +228,9 @@ def run_job(cfg: DictConfig) -> Any:
                 cfg.init_from = None
 
         # The machine, which jobs of a parallel launcher share.
-        if own.runtime.choices["hydra/launcher"] == "joblib" and parent_process():  # None with n_jobs=1
-            end_with_parent()  # whose workers would train on, unseen, if it were killed
+        parent = parent_process()  # None with n_jobs=1
+        if own.runtime.choices["hydra/launcher"] == "joblib" and parent:
+            end_with_parent(parent.pid)  # whose workers would train on, unseen, if it were killed
         if own.runtime.choices["hydra/launcher"] != "basic":
             threads = own.launcher.get("cpus_per_task")
             if threads:

@@ -19,7 +19,7 @@ FOLDER = ("--config-dir", "-cd")
 FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--config-file", "--cfg-file")  # of others
 SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output_subdir", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of what it writes itself
-ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)[^}]*\}")
+ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}")
 NUMBERS = (int, int | None, float, float | None, bool)
 
 
@@ -77,6 +77,12 @@ def several_settings(group: str, value: str) -> SettingsError:
     return SettingsError(f"{group}={value} has settings in braces", remedy)
 
 
+def in_shell(variable: re.Match[str]) -> str:
+    """Return an environment variable of ENVIRONMENT as a shell writes it, with its default."""
+    name, default = variable.groups()
+    return f"${name}" if default is None else f"${{{name}:-{default}}}"
+
+
 def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
     """Raise SettingsError for arguments that Hydra would misread, or refuse less clearly."""
     hints = setting_hints(TrainConfig)
@@ -95,7 +101,7 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         # A text may have any signs, and a folder's name; but ${oc.env:NAME} is meant for Hydra.
-        from_shell = ENVIRONMENT.sub(r"$\1", value) if not name.endswith("prompt") else value
+        from_shell = ENVIRONMENT.sub(in_shell, value) if not name.endswith("prompt") else value
         if not is_sweep and (from_shell != value or ("${" in value and hints.get(name) in NUMBERS)):
             remedy = "type the value, or add -m"
             if from_shell != value:

@@ -92,14 +92,23 @@ def exit_on_signal(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+LONGEST_SAVE = 30  # seconds after which a process without a parent ends, saved or not
+
+
 @cache
-def end_with_parent() -> None:
-    """End this process within a second of its parent, even if that one was killed."""
-    parent = os.getppid()
+def end_with_parent(parent: int | None = None) -> None:
+    """Stop this process, as by SIGTERM, when its parent is gone, even if that one was killed.
+
+    parent: its number, by default that of the present one. On Windows a process keeps the number of a parent that is
+    gone, so nothing happens there.
+    """
+    parent = parent or os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)  # a run saves
+        time.sleep(LONGEST_SAVE)
         os._exit(1)  # checkpoints are atomic: an unfinished one is absent
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -149,7 +149,14 @@ def quoted_list(value: Any) -> str:
     """Return a list of texts with quotes around each, "" if it is none: [".","!"] for [.,!]."""
     items = str(value)[1:-1].split(",")
     is_list = str(value)[:1] == "[" and str(value)[-1:] == "]" and not {*"".join(items)} & {*"[]{}'\""}
-    return "[{}]".format(",".join(f'"{item.strip()}"' for item in items)) if is_list and all(items) else ""
+    if not is_list or not all(items):
+        return ""
+    quoted = "[{}]".format(",".join(f'"{item.strip()}"' for item in items))
+    try:
+        yaml.safe_load(quoted)
+    except yaml.YAMLError:  # a backslash that begins no escape of YAML
+        quoted = quoted.replace("\\", "\\\\")
+    return quoted
 
 
 def whole_number(value: Any) -> int:

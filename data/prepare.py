@@ -147,6 +147,14 @@ def prepared(data: DataConfig, name: str) -> TokenDataset | None:
         return None if text is None else map_folder(folder, None, text, document_mask=data.document_mask)
 
 
+def prepared_bytes(data: DataConfig, name: str) -> int:
+    """Return the size of the training tokens in the folder `name` of the cache.
+
+    Raises OSError if there are none.
+    """
+    return (user_path("data.cache_dir", data.cache_dir) / "tokens" / name / "train.bin").stat().st_size
+
+
 def map_folder(folder: Path, encoding: Encoding | None, text: str, *, document_mask: bool) -> TokenDataset:
     """Map the tokens of a whole folder of the cache into memory; text: its description."""
     encoding = encoding or read_tokenizer(folder / "tokenizer.json")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,13 +13,13 @@ import torch
 from jaxtyping import Float, Int
 
 from common.console import progress_bar
-from common.errors import DataError
+from common.errors import DataError, SettingsError
 from common.settings import build
 from common.text import flat
 from data.batches import Batch, sequences_at
 from data.config import DataConfig, TokenizerConfig, check_source
 from data.overlap import overlap, passage_length
-from data.prepare import TOLD_SHARE, prepare, prepared
+from data.prepare import TOLD_SHARE, prepare, prepared, prepared_bytes
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
@@ -31,7 +32,7 @@ PASS_TOKENS = 16_384  # in one forward pass
 # The settings that name a text, and those that choose the part of it that is held out.
 OF_TEXT = ("source", "path", "name", "subset", "split", "tales")
 OF_SPLIT = ("val_fraction", "val_path", "separator", "text_field")
-MOST_COMPARED = 1 << 24  # tokens of a text that is compared with the one that a run has learned, which takes 3 s
+MOST_LEARNED = 1 << 24  # tokens of a text that is compared with the one that a run has learned, which takes 3 s
 BLOCK_BYTES = 1000  # of text in a block of the comparison: enough for blocks to be nearly independent
 
 
@@ -229,13 +230,16 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
 def learned_share(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
     """Return the share of a text, tokens (N,) of a checkpoint, that its run has learned.
 
-    It is 0 if the tokens that the run prepared are not here, or if either has more than MOST_COMPARED.
+    It is 0 if the tokens that the run prepared are not here, or if either has more than MOST_LEARNED.
     """
-    if not trained_here(checkpoint) or len(tokens) > MOST_COMPARED:
+    if not trained_here(checkpoint) or len(tokens) > MOST_LEARNED:
         return 0.0
-    with readable(checkpoint.path):
-        data = prepared(build(DataConfig, flat(checkpoint.meta.config["data"])), checkpoint.meta.data)
-    if data is None or len(data.train) > MOST_COMPARED or not same_tokens(data.tokenizer, checkpoint.tokenizer):
+    data = None
+    with suppress(SettingsError, OSError), readable(checkpoint.path):  # what is only a note ends no scoring
+        config = build(DataConfig, flat(checkpoint.meta.config["data"]))
+        if prepared_bytes(config, checkpoint.meta.data) <= 4 * MOST_LEARNED:
+            data = prepared(config, checkpoint.meta.data)
+    if data is None or len(data.train) > MOST_LEARNED or not same_tokens(data.tokenizer, checkpoint.tokenizer):
         return 0.0
     return overlap(data.train, tokens, checkpoint.tokenizer.eot_token, passage_length(checkpoint.tokenizer))
 

@@ -439,7 +439,7 @@ def _check_files(folder: Path, files: list[Path]) -> None:
     if missing and others:
         wanted = missing[0]
         remedy = "save the model again by transformers' save_pretrained()"
-        if SHARD.search(others[0]):
+        if any(SHARD.search(name) for name in others):
             wanted = INDEX
             remedy = "download that file too"
         elif others[0].endswith(".safetensors"):

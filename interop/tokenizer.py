@@ -107,12 +107,12 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         "padding_side": "left",  # on the right, padding would part a prompt from its continuation
         "model_input_names": ["input_ids", "attention_mask"],  # transformers 4 would add token_type_ids
         "clean_up_tokenization_spaces": False,
-        "ggml_pre": GGML_PRE.get(encoding.name) or GGML_PRE.get(encoding._pat_str),
+        "ggml_pre": GGML_PRE.get(encoding._pat_str) or GGML_PRE.get(encoding.name),
     }
     file = folder / "tokenizer.json"
     file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    _compare(encoding, file)
+    _compare(encoding, file, "pip install -U tokenizers; if that does not help, choose another tokenizer")
 
 
 def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.Encoding:
@@ -166,7 +166,7 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
             remedy = "resize the model with transformers' resize_token_embeddings()"
             raise HuggingFaceError(fault, remedy, value=file)
         check_lossless(encoding)
-        _compare(encoding, file)
+        _compare(encoding, file, CHOOSE)
     return encoding
 
 
@@ -198,7 +198,7 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
     return pattern
 
 
-def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
+def _compare(encoding: tiktoken.Encoding, file: Path, remedy: str) -> None:
     """Raise HuggingFaceError if the tokenizers library is installed and gives other ids."""
     with suppress(ImportError):
         from tokenizers import Tokenizer
@@ -210,7 +210,7 @@ def _compare(encoding: tiktoken.Encoding, file: Path) -> None:
         for text in SAMPLES:
             if theirs.encode(text, add_special_tokens=False).ids != encoding.encode_ordinary(text):
                 fault = f"gives {text!r} other ids than tiktoken does with its pattern and merges"
-                raise HuggingFaceError(fault, CHOOSE, value=file)
+                raise HuggingFaceError(fault, remedy, value=file)
 
 
 def _byte_letters() -> list[str]:

@@ -128,6 +128,10 @@ def test_a_model_in_several_files_is_read_by_its_index_or_the_missing_file_is_na
     index = tmp_path / "model.safetensors.index.json"
     with pytest.raises(HuggingFaceError, match=f"has {names[0]}, {names[1]}, but no {index.name}: download that file"):
         from_huggingface(str(tmp_path))
+    (tmp_path / "consolidated.safetensors").write_bytes(b"")  # Mistral's, before the others by name
+    with pytest.raises(HuggingFaceError, match=f"but no {index.name}: download that file too"):
+        from_huggingface(str(tmp_path))
+    (tmp_path / "consolidated.safetensors").unlink()
     index.write_text(json.dumps({"weight_map": place}))  # the remedy works
     close(from_huggingface(str(tmp_path))(tokens), model(tokens))
     (tmp_path / names[1]).rename(tmp_path / "model.safetensors-2-of-2.safetensors")  # other names, as in some folders

@@ -288,7 +288,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
         for name in ("/job_logging=disabled", "/hydra_logging=none", ".output_subdir=null", ".verbose=true")
     },
     "run_dir=${oc.env:RUNS}/a": """type the value, or add -m; the shell puts in a variable: run_dir="$RUNS/a\"""",
-    "seed=${oc.env:RANK,3}": """; the shell puts in a variable: seed="$RANK\"""",
+    "seed=${oc.env:RANK,3}": """; the shell puts in a variable: seed="${RANK:-3}\"""",
     "model.n_head=many": "model.n_head=many is not a whole number",
     "max_steps=1.5": "max_steps=1.5 is not a whole number, or null",
     "checkpoint_interval=10m": "checkpoint_interval=10m is not a whole number of steps: correct it",
@@ -437,6 +437,7 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ("eval.py", "checkpoint=a über.txt", "cannot read 'über.txt': settings are typed NAME=VALUE"),
         ("sample.py", "stop=[a", "stop=[a is not a list of texts, as in '[a,b]'"),
         ("sample.py", "stop=[[a]]", "stop=[[a]] is not a list of texts"),
+        ("sample.py", r"stop=[\d,!]", r"""write 'stop=["\\d","!"]'"""),
         ("sample.py", "interactive=true prompt=a", "prompt=a and interactive=true are given: choose one"),
         ("sample.py", "--top_k=4", "settings are typed NAME=VALUE, without dashes"),
         (

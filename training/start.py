@@ -58,7 +58,7 @@ from training.guest import WORKSPACE, generator_kept, process_kept, seed_generat
 from training.optimizer import load_optimizer_state, optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
-from training.threads import threads_of_run
+from training.threads import is_fork, threads_of_run
 from training.wandb import check_key
 
 log = logging.getLogger("tinygpt")
@@ -104,7 +104,7 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
         # Build the run. Rank 0 chooses the checkpoint and the directory, as only it writes.
         saved = ranks.broadcast_object(checkpoint_to_resume(config, stack) if ranks.is_first else None)
         note = ""
-        if device.type == "cpu" and not ranks.launched:  # torchrun sets the threads of its processes
+        if device.type == "cpu" and (not ranks.launched or is_fork()):  # torchrun sets the threads of its processes
             kept = saved.meta.computed_on.get("threads") if saved else threads
             note = stack.enter_context(threads_of_run(kept))
         run = build_run(config, ranks, device, saved)

@@ -32,7 +32,9 @@ SMALL = 150_000  # tokens: 300 KB
 LONG_ENOUGH = 10  # seconds over which other programs are watched
 SLOW = 0.6  # of the fastest speed: a run that is told that the machine is busy
 EASIER = 0.6  # of the training loss: a validation loss that says little of the training text
-SETTLED = 100  # steps after which the training loss of a row is no longer far above that of the next ones
+LEARNED = 0.3  # nats: a lower training loss is that of a text known by heart
+LATE = 0.8  # of a run's steps: the training losses that are compared with its last evaluation
+SETTLED = 100  # steps before which a loss falls too fast for that
 QUIET = 25  # seconds without a line after which a run without a bar logs its progress
 
 
@@ -63,7 +65,7 @@ class Terminal(Logger):
             self.display.enter_context(logging_redirect_tqdm(loggers, Bar))
         self.last_line = time.monotonic()
         self.figures = ""
-        self.losses = deque[float](maxlen=10)  # of the latest rows
+        self.losses = deque[tuple[int, float]](maxlen=200)  # of the latest rows, with their steps
         self.load = Load()
         self.fastest = 0.0  # tokens a second of a row
         self.is_told_busy = False
@@ -75,7 +77,7 @@ class Terminal(Logger):
         if "val_loss" in row:
             return self.log_evaluation(row, sample)
         self.tell_if_busy(row["tokens_per_s"])
-        self.losses.append(row["loss"])
+        self.losses.append((self.run.progress.step, row["loss"]))
         self.figures = f": loss {row['loss']:.3f}, {row['tokens_per_s'] / 1000:.1f}k tokens/s"
         if self.utilization:
             self.figures += f" ({self.utilization * row['tokens_per_s']:.0%} MFU)"
@@ -156,12 +158,21 @@ class Terminal(Logger):
             log.warning("after its best step the loss rose; sample.py takes that step's checkpoint. %s", remedy)
         elif passes > EPOCHS and progress.step <= config.eval_interval:  # nothing tells whether it rose
             log.warning("the only evaluation came after %.1f epochs: lower eval_interval to catch the best", passes)
-        # A mean over the kinds of a text hides that one is easy: it may be all that is held out.
-        training = statistics.median(self.losses) if len(self.losses) == self.losses.maxlen else 0.0
-        is_settled = passes and progress.step >= SETTLED
-        if is_settled and progress.metrics.get("val_loss", best) < EASIER * training:
+        self.tell_if_easier()
+
+    def tell_if_easier(self) -> None:
+        """Warn if the held-out text is much easier than the training text."""
+        run = self.run
+        step = run.progress.step
+        late = [loss for at, loss in self.losses if at > LATE * step]  # earlier ones lie above the last evaluation
+        drops = run.config.model.dropout or run.config.model.attention_dropout  # which raises the training loss
+        if not isinstance(run.data, TokenDataset) or drops or step < SETTLED or len(late) < 4:
+            return
+        training = statistics.median(late)
+        if training > LEARNED and run.progress.metrics.get("val_loss", training) < EASIER * training:
+            remedy = "name a text of each kind" if run.config.data.val_path else "hold some of each kind out"
             problem = f"the held-out text is much easier than the training text, whose loss is {training:.2f}"
-            log.warning("%s: hold some of each kind out by data.val_path", problem)
+            log.warning("%s: %s by data.val_path", problem, remedy)
 
 
 def by_heart(config: TrainConfig) -> str:

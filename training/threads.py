@@ -27,7 +27,7 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
     before = torch.get_num_threads()
     threads = before
     note = ""
-    if os.getpid() != IMPORTED_BY:
+    if is_fork():
         note = " with 1 thread, for this process is a fork: start it by spawn for more" if threads > 1 else ""
         threads = before = 1
     elif "OMP_NUM_THREADS" not in os.environ:
@@ -39,12 +39,18 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
         elif kept <= machine.processors():
             threads = kept
             if threads != before:
-                note = f" with {threads} of {before} threads, as before"
+                of = f" of {before}" if threads < before else ""  # torch may take fewer than there are
+                note = f" with {threads}{of} threads, as before"
     torch.set_num_threads(threads)
     try:
         yield note
     finally:
         torch.set_num_threads(before)
+
+
+def is_fork() -> bool:
+    """Return whether this process is a copy of the one that imported this file."""
+    return os.getpid() != IMPORTED_BY
 
 
 def cores_of_others() -> float:

@@ -100,7 +100,7 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = config.head_channels
         self.scale: float | None = None  # of the scores; None: 1/√D
         # A module, though its call is not used: people look for dropout by its class, to turn it on or off.
-        self.dropout = nn.Dropout(config.attention_dropout) if config.attention_dropout else None
+        self.dropout = nn.Dropout(config.attention_dropout)
         self.window = config.attention_window  # None in the layers of a pattern without +window: see GPTConfig.at()
 
         # How scores become weights: an AttentionFunction of contract.py. It has a Weighting, and the executors that may
@@ -269,7 +269,7 @@ class MultiHeadAttention(nn.Module):
             is_causal=True,
             doc_starts=doc_starts,
             window=self.window,
-            dropout_p=self.dropout.p if self.dropout is not None and self.dropout.training else 0.0,
+            dropout_p=self.dropout.p if self.dropout.training else 0.0,
             scale=self.scale,
         )
         # ALiBi penalises the distance: a bias for each query and key.
