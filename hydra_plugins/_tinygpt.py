@@ -32,15 +32,16 @@ class Decide(sweeps.decide.Decide):
     """hydra/sweeper=decide."""
 
 
-for sweeper in (Grid, Decide):
-    Plugins.instance().register(sweeper)
-
-
 class AfterJob(Callback):
     """Frees a job's memory and rewrites the leaderboard.
 
     A parallel launcher calls it in the job's own process.
     """
+
+    def __init__(self) -> None:
+        # At the start of each sweep, before its sweeper is made: a job of joblib in this process makes a new registry.
+        for sweeper in (Grid, Decide):
+            Plugins.instance().register(sweeper)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if config.hydra.mode != RunMode.MULTIRUN:
