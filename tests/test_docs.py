@@ -379,7 +379,7 @@ TINY += ["sample_tokens=8", "data.cache_dir=cache"]
 RUN = ("training", "generation", "data", "tasks", "interop", "scaling", "hardware")
 # What needs a network, another project, a GPU, many processes, many runs or many minutes.
 ELSEWHERE = r"^-m|--help|init_from=RUN|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_(minutes|flops)"
-ELSEWHERE += r"|\$file|path=TEXT"  # and what stands for a name
+ELSEWHERE += r"|\$file|path=TEXT|=/shared"  # and what stands for a name or a place
 
 
 @pytest.mark.slow
@@ -473,17 +473,29 @@ def test_the_lines_for_tensorboard_hand_it_every_finite_number_of_a_run(tmp_path
     assert [call.args for call in writer.add_scalar.mock_calls] == wanted
 
 
+# The runs of each table of predictions: text, layers, window, steps.
+PREDICTED = {
+    "variant on code (A)": ("code", "2", "512", "800"),
+    "variant on prose (A)": ("prose", "2", "512", "800"),
+    "variant on code (E)": ("code", "2", "512", "800"),
+    "variant of four layers (D)": ("code", "4", "512", "800"),
+}
+
+
 def test_the_tables_of_the_predictions_follow_from_their_losses():
     """Differences by seed; a paired t-test, whose p has a closed form at two degrees of freedom; Holm's correction."""
     page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8").partition("## Results of the predictions")[2]
     losses = defaultdict(dict)
-    for row in csv.DictReader((ROOT / "docs/results/predictions_code.csv").open(encoding="utf-8")):
-        losses[row["n_layer"], row["attention"]][row["seed"]] = float(row["val_bpb"])
-    for layers, table in zip("24", re.findall(r"\| variant.*\n\|---.*\n((?:\|.*\n)+)", page), strict=True):
+    for row in csv.DictReader((ROOT / "docs/results/predictions.csv").open(encoding="utf-8")):
+        runs = (row["text"], row["n_layer"], row["block_size"], row["max_steps"])
+        losses[runs, row["attention"]][row["seed"]] = float(row["val_bpb"])
+    tables = re.findall(r"\| (variant[^|]*) \|.*\n\|---.*\n((?:\|.*\n)+)", page)
+    assert [head for head, _ in tables] == [*PREDICTED]
+    for head, table in tables:
         found, shown = [], []
         for line in table.splitlines():
             name, difference, interval, p, *_ = (cell.strip() for cell in line.strip("|").split("|"))
-            own, plain = losses[layers, f"attention={name.strip('`')}"], losses[layers, "attention=sdpa"]
+            own, plain = (losses[PREDICTED[head], f"attention={each}"] for each in (name.strip("`"), "sdpa"))
             pairs = [own[seed] - plain[seed] for seed in "234"]
             mean, error = statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(3)
             t = mean / error
