@@ -195,6 +195,7 @@ class Source:
 
     def _documents_of(self, file: str) -> Iterator[Iterable[str]]:
         """Yield the documents of a file; none if it is left out, which the only file never is."""
+        # Look at the file before it is read: leave out binary ones, and refuse one of other records.
         format = self.formats[file]
         if format != "text":
             self._refuse_without_field(file)
@@ -208,6 +209,7 @@ class Source:
                 self._note(LEFT_OUT, 1, f"{file} ({error.noun})")
                 return
         self._note_format(file)
+        # Read it: a text by its separators, records by the field of the text.
         if format == "text":
             if damage:
                 self._note_replaced(damage.broken, f"{file} {damage.place}")
@@ -222,11 +224,12 @@ class Source:
 
     def _refuse_without_field(self, file: str) -> None:
         """Raise DataError if a file of records lacks the field, and others have it, or may."""
-        field = self.config.text_field
-        # The fields of Parquet and of arrays are not known before they are read.
-        without = {name for name, each in self.found.items() if each.fields and not has_field(each.fields, field)}
-        having = sorted(name for name, each in self.found.items() if each.name != "text" and name not in without)
-        if file not in without or not having:
+        if not self._lacks_field(file):
+            return
+        having = sorted(
+            name for name, each in self.found.items() if each.name != "text" and not self._lacks_field(name)
+        )
+        if not having:
             return
         # Name the only one, or all by their ending, if no other file has that.
         endings = {Path(name).suffix for name in having}
@@ -236,7 +239,15 @@ class Source:
             wanted = str(Path(self.place, "**", f"*{endings.pop()}")) if len(endings) == 1 and is_apart else ""
         typed = shlex.quote(f"{self.setting}={wanted}")
         remedy = f"{typed} reads those that have it" if wanted else "leave it out, for others have it"
-        raise DataError(f"has no field data.text_field={field}", remedy, value=file)
+        raise DataError(f"has no field data.text_field={self.config.text_field}", remedy, value=file)
+
+    def _lacks_field(self, file: str) -> bool:
+        """Return whether a file is known to lack the field of the text.
+
+        The fields of Parquet and of arrays are not known before they are read.
+        """
+        fields = self.found[file].fields
+        return bool(fields) and not has_field(fields, self.config.text_field)
 
     def _checked(self, file: str) -> Damage | None:
         """Return check_text(file), which is asked once."""
