@@ -373,16 +373,17 @@ def refuse_single_quotes(lines: TextIO, source: str) -> None:
     sample = [*io.StringIO(lines.read(1 << 16), newline="")]
     for delimiter in DELIMITERS:
         rows = csv.reader(sample, delimiter=delimiter, quotechar="'", strict=True)
-        found: list[tuple[int, bool]] = []  # the width of each row, and whether a value is quoted in it
+        found: list[tuple[list[str], str]] = []  # the values of each row, and its text
         begins = 0
         with suppress(csv.Error):  # the sample may end within a value
             for row in rows:
                 text = "".join(sample[begins : rows.line_num])
                 begins = rows.line_num
                 if row:
-                    found.append((len(row), any(is_quoted(value, text, delimiter) for value in row if value)))
-        widths = {width for width, _ in found[1:-1]}  # the first row may have names, and the last may be cut
-        if len(widths) == 1 and min(widths) > 1 and all(quoted for _, quoted in found[1:-1]):
+                    found.append((row, text))
+        found = found[1:-1]  # the first row may have names, and the last may be cut
+        widths = {len(row) for row, _ in found}
+        if len(widths) == 1 and min(widths) > 1 and all(has_quotes(row, text, delimiter) for row, text in found):
             written = f"csv.reader(sys.stdin, delimiter={json.dumps(delimiter)}, quotechar=chr(39))"
             program = f"import csv, sys; csv.field_size_limit(1 << 30); csv.writer(sys.stdout).writerows({written})"
             command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | python -c {shlex.quote(program)}"
@@ -390,10 +391,11 @@ def refuse_single_quotes(lines: TextIO, source: str) -> None:
             raise DataError("has its values in single quotes", remedy, value=source)
 
 
-def is_quoted(value: str, row: str, delimiter: str) -> bool:
-    """Return whether a value stands in single quotes in the text of its row."""
-    quoted = "'" + value.replace("'", "''") + "'"
-    return any(f"{delimiter}{quoted}{end}" in f"{delimiter}{row.rstrip()}\n" for end in (delimiter, "\n"))
+def has_quotes(row: list[str], text: str, delimiter: str) -> bool:
+    """Return whether a value of a row stands in single quotes in its text."""
+    text = f"{delimiter}{text.rstrip()}\n"
+    quoted = ("'" + value.replace("'", "''") + "'" for value in row if value)
+    return any(f"{delimiter}{value}{end}" in text for value in quoted for end in (delimiter, "\n"))
 
 
 def with_names(lines: TextIO, source: str, field: str) -> str:
