@@ -18,7 +18,7 @@ SWEEP = ("-m", "--multirun")
 FOLDER = ("--config-dir", "-cd")
 FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--config-file", "--cfg-file")  # of others
 SUFFIXES = (".yaml", ".yml", ".json", ".py")
-LOGS = ("output_subdir", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of what it writes itself
+LOGS = ("output_subdir", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
 ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}")
 NUMBERS = (int, int | None, float, float | None, bool)
 

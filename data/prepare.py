@@ -93,7 +93,7 @@ def prepare(
         with reading("data.path", str(data.path)):
             return open_nanogpt(data, tokenizer, encoding)
     # Name the folder by a hash of everything that the tokens depend on.
-    root = user_path("data.cache_dir", data.cache_dir) / "tokens"
+    root = tokens_root(data)
     source = Source(data)
     validation = validation_source(data)
     tokenizer_key = tokenizer_content(encoding) if encoding else asdict(tokenizer)
@@ -134,6 +134,11 @@ def prepare(
         return replace(mapped, more_tokens=" or ".join(more_tokens))
 
 
+def tokens_root(data: DataConfig) -> Path:
+    """Return the folder of the cache that has a folder for each prepared text."""
+    return user_path("data.cache_dir", data.cache_dir) / "tokens"
+
+
 def prepared(data: DataConfig, name: str) -> TokenDataset | None:
     """Return the tokens in the folder `name` of the cache, None if they are not whole there.
 
@@ -141,7 +146,7 @@ def prepared(data: DataConfig, name: str) -> TokenDataset | None:
     """
     if not FOLDER.fullmatch(name):
         return None
-    folder = user_path("data.cache_dir", data.cache_dir) / "tokens" / name
+    folder = tokens_root(data) / name
     with os_errors_named("data.cache_dir", data.cache_dir, "read", "give a readable folder"):
         text = text_of(folder)
         return None if text is None else map_folder(folder, None, text, document_mask=data.document_mask)
@@ -152,7 +157,7 @@ def prepared_bytes(data: DataConfig, name: str) -> int:
 
     Raises OSError if there are none.
     """
-    return (user_path("data.cache_dir", data.cache_dir) / "tokens" / name / "train.bin").stat().st_size
+    return (tokens_root(data) / name / "train.bin").stat().st_size
 
 
 def map_folder(folder: Path, encoding: Encoding | None, text: str, *, document_mask: bool) -> TokenDataset:

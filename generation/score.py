@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -202,7 +201,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
     ]
     if min(map(len, tokens)) < 2:
         raise DataError(f"{description} has nothing to score", "give a longer text with data.path=...")
-    # What a run held out itself was compared with its text when that was prepared.
+    # A run's own validation split was compared with its text when that was prepared.
     own = None if text.is_given else owner.meta.data
     for checkpoint, ids in zip(checkpoints, tokens, strict=True):
         share = learned_share(checkpoint, ids) if checkpoint.meta.data != own else 0
@@ -235,7 +234,7 @@ def learned_share(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
     if not trained_here(checkpoint) or len(tokens) > MOST_LEARNED:
         return 0.0
     data = None
-    with suppress(SettingsError, OSError), readable(checkpoint.path):  # what is only a note ends no scoring
+    with suppress(SettingsError, OSError), readable(checkpoint.path):  # a note ends no scoring
         config = build(DataConfig, flat(checkpoint.meta.config["data"]))
         if prepared_bytes(config, checkpoint.meta.data) <= 4 * MOST_LEARNED:
             data = prepared(config, checkpoint.meta.data)
@@ -244,17 +243,14 @@ def learned_share(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
     return overlap(data.train, tokens, checkpoint.tokenizer.eot_token, passage_length(checkpoint.tokenizer))
 
 
-def run_of(checkpoint: Checkpoint) -> Path:
-    """Return the directory of a checkpoint's run."""
-    return checkpoint.path.parents[1] if checkpoint.path.parent.name == "checkpoints" else checkpoint.path
-
-
 def trained_here(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint is of a run on text that is where it was trained.
 
     One from elsewhere must not choose which files of this machine are read.
     """
-    return bool(checkpoint.meta.data) and checkpoint.meta.home == str(run_of(checkpoint).resolve())
+    path = checkpoint.path
+    run = path.parents[1] if path.parent.name == "checkpoints" else path
+    return bool(checkpoint.meta.data) and checkpoint.meta.home == str(run.resolve())
 
 
 def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]]:

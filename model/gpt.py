@@ -189,7 +189,7 @@ class GPT(nn.Module):
         """Return the residual stream after the last block, before final_norm.
 
         ctx: the state that the layers share, new for each pass: a caller that passes one in can read their auxiliary
-            loss afterwards. Raises ValueError if it has what this pass sets in it.
+            loss afterwards. Raises ValueError if it has values that this pass sets.
         forward() explains the other arguments.
         """
         # model/row.py has this loop for one token, which it runs until this code is edited.
