@@ -54,7 +54,7 @@ class AttentionContext:
             check_starts(self.doc_starts, self.past)
 
     def check_new(self) -> None:
-        """Raise ValueError if the context has values that a pass of the GPT sets: they would be lost."""
+        """Raise ValueError for values that a pass of the GPT sets: they would be lost."""
         given = [name for name in ("doc_starts", "cache") if getattr(self, name) is not None]
         given += [name for name in ("rotations", "shared") if getattr(self, name)]
         if given:
