@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import sys
-import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +22,7 @@ from conftest import started
 from omegaconf import OmegaConf
 from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
+from cli import composition
 from cli.with_torch import device_of_job
 from common.errors import SettingsError
 from model.attention.code import digest
@@ -165,10 +165,12 @@ def test_every_launcher_has_settings_that_can_be_read_and_changed(tmp_path, laun
 
 
 @needs_joblib
-def test_a_sweep_whose_jobs_are_in_its_own_process_does_not_end_with_the_shell(tmp_path):
+def test_a_sweep_whose_jobs_are_in_its_own_process_does_not_end_with_the_shell(tmp_path, monkeypatch):
+    watched = []
+    monkeypatch.setattr(composition, "end_with_parent", watched.append)
     asked = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "seed=1,2", *tiny(tmp_path, max_steps=1)]
     assert run_here("-m", *asked, cwd=tmp_path).returncode == 0
-    assert "parent" not in {thread.name for thread in threading.enumerate()}
+    assert not watched
 
 
 def test_jobs_take_turns_on_the_cuda_devices(monkeypatch):
