@@ -280,6 +280,7 @@ def ranks_of(process: subprocess.Popen) -> list[int]:
 def messages(process: subprocess.Popen) -> list[str]:
     """The errors that all ranks of a torchrun that failed have told."""
     output = "".join(process.communicate(timeout=60))
+    print(output)  # pytest shows it if the test fails
     assert process.returncode != 0
     return [line for line in output.splitlines() if line.startswith("error: ")]
 
