@@ -50,6 +50,8 @@ class Chunk(NamedTuple):
     text: str
     finish: str | None = None
     """Why the sample ended, in its last chunk: "end" (of the document), "stop" or "length"."""
+    tokens: tuple[int, ...] = ()
+    """The ids drawn since the sample's previous chunk, the <|endoftext|> that ends it among them."""
 
 
 @torch.inference_mode()
@@ -77,6 +79,7 @@ def generate(
     limit = model.longest_context  # None: a state reads a text of any length
     prompts = [prompt if limit is None else prompt[-limit:] for prompt in prompts]
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
+    pending: list[list[int]] = [[] for _ in prompts]  # the ids that no chunk of the sample has yet
     # A generator for each sample: its random numbers do not depend on the size of the batch.
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     decoder = Decoder(model)
@@ -106,9 +109,11 @@ def generate(
         # 4) Yield the text that no later token can change.
         alive = []  # the rows of the samples that have not ended
         for row, (number, token) in enumerate(zip(samples, tokens, strict=True)):
+            pending[number].append(token)
             text, finish = detokenizers[number].feed(token, last=not remaining)
             if text or finish:
-                yield Chunk(number, text, finish)
+                yield Chunk(number, text, finish, tuple(pending[number]))
+                pending[number] = []
             if finish is None:
                 alive.append(row)
         if not alive:

@@ -31,7 +31,7 @@ from cli.composition import register_schema, to_settings
 from cli.hydra_command import run_train_command
 from cli.overrides import CONF
 from data.config import DataConfig, TokenizerConfig
-from generation.generate import Detokenizer, generate
+from generation.generate import generate
 from model.attention import MultiHeadAttention, make_attention
 from model.attention.contract import attention_function
 from model.config import AttentionConfig, GPTConfig
@@ -252,16 +252,10 @@ def started(command: list, **options) -> Iterator[subprocess.Popen]:
 
 def tokens_drawn(model: GPT, tokenizer, prompts: list[list[int]], seeds: list[int], params) -> list[list[int]]:
     """The tokens that generate() draws after each prompt."""
-    drawn: dict[Detokenizer, list[int]] = {}  # of each sample, in their order
-    feed = Detokenizer.feed
-
-    def note(self, token: int, last: bool = False):
-        drawn.setdefault(self, []).append(token)
-        return feed(self, token, last)
-
-    with mock.patch.object(Detokenizer, "feed", note):
-        list(generate(model, tokenizer, prompts, seeds=seeds, params=params))
-    return [*drawn.values()]
+    drawn: list[list[int]] = [[] for _ in prompts]
+    for chunk in generate(model, tokenizer, prompts, seeds=seeds, params=params):
+        drawn[chunk.sample] += chunk.tokens
+    return drawn
 
 
 def layer(attention: str = "sdpa", **settings) -> MultiHeadAttention:

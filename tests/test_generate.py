@@ -340,6 +340,14 @@ def test_a_sample_ends_where_the_model_ends_the_document_or_the_limit_is_reached
     assert [text for text, _ in written([*"é".encode(), *b"a"], max_new_tokens=3)] == ["é", "a"]
 
 
+def test_chunks_have_every_id_that_was_drawn_and_no_other():
+    script = [*"é<ab".encode(), BYTE.eot_token, 7]
+    params = SamplingParams(max_new_tokens=50, stop=["<abc"])
+    chunks = [*generate(Scripted(script), BYTE, [[256]], seeds=[0], params=params)]
+    assert [chunk.tokens for chunk in chunks] == [tuple("é".encode()), (*b"<ab", BYTE.eot_token)]
+    assert [chunk.text for chunk in chunks] == ["é", "<ab"]
+
+
 @pytest.mark.parametrize("stop", [[], ["é漢x"]], ids=str)
 def test_a_character_that_the_length_limit_cuts_is_left_out(stop):
     text = "aé漢😀b"
