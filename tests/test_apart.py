@@ -152,7 +152,8 @@ class Adapted(nn.Module):
         return self.layer(x) + self.adapter(x)
 
 
-@pytest.mark.parametrize("replace", [factors, Adapted, weight_norm])
+@pytest.mark.slow
+@pytest.mark.parametrize("replace", some([factors, Adapted, weight_norm], 2))
 @pytest.mark.parametrize("name", ["default", "biases", "grouped"])
 @torch.no_grad()
 def test_heads_write_through_the_module_that_takes_the_place_of_o_proj(name, replace):
@@ -218,6 +219,7 @@ def test_the_streams_begin_with_the_embedding_end_with_the_prediction_and_differ
         close(last - after, added[Part(layer)], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", some(["default", "biases", "grouped", "narrow", "softmax1", "mla", "gta", "delta+conv", "linear"], 3)
 )
@@ -253,6 +255,7 @@ def test_means_are_over_all_tokens_and_take_the_place_of_a_part():
     close(stream, others + columns @ found[part])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_documents_are_kept_apart():
     model = random_gpt(attention="sdpa/delta")
@@ -359,6 +362,7 @@ def test_the_modes_of_a_model_and_its_parts_stay():
     assert [module.training for module in model.modules()] == modes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_gradients_pass_through_edits(recomputes):
     model = random_gpt()

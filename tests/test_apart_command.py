@@ -70,6 +70,7 @@ def test_the_mentions_of_a_tale_are_those_of_its_grammar():
     assert green.index("green hill") not in places and places
 
 
+@pytest.mark.slow
 def test_the_pairs_are_right_tales_that_differ_in_one_word_until_its_last_mention(bpe):
     for kind in apart.KINDS.values():
         pairs, earlier = apart.pairs_of(bpe, TALES, kind, 256)
@@ -216,6 +217,7 @@ def test_a_pair_of_one_sequence_carries_nothing_and_the_facts_of_induction_move(
     assert found["looks"]["which id"]["L1 H2"][0] == pytest.approx(float(wanted), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_bits_of_a_text_without_a_part_are_those_of_a_model_without_its_weights(bpe):
     model = random_gpt(vocab_size=700)
     tokens = np.concatenate([[bpe.eot_token, *encode_text(bpe, tale)] for tale in TALES[:8]])
@@ -245,6 +247,7 @@ def test_the_bits_of_a_text_without_a_part_are_those_of_a_model_without_its_weig
     assert found["change"]["L2 H2"]["all tokens"][0] == pytest.approx(bits_per_byte() - whole, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_bits_of_a_word_are_those_of_its_tokens_after_its_first_mention(bpe):
     model = random_gpt(vocab_size=700, block_size=256, position="none")
     tokens = np.concatenate([[bpe.eot_token, *encode_text(bpe, tale)] for tale in TALES[:9]])
@@ -314,6 +317,7 @@ def test_the_command_prints_what_it_writes_and_prints_it_again(tmp_path, capsys)
         assert told.startswith("error: python docs/apart.py [RUN [TEXT]] is wanted") and told.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_model_of_a_task_has_nats_per_answer(tmp_path):
     run = saved(tmp_path, None, source="recall", task=dict(vocab_size=64, items=4))
     figures = apart.take_apart(open_checkpoint(run))

@@ -77,6 +77,7 @@ def test_one_process_with_four_micro_batches_sees_what_four_processes_see(step):
     assert np.array_equal(np.concatenate(ranks), whole) and whole.shape == (12, 9) and whole.dtype == np.int64
 
 
+@pytest.mark.slow
 def test_epochs_and_seeds_differ_in_order_and_in_borders():
     sources = (dataset(8000, batch_size=1, seed=seed) for seed in (0, 1, 2**63 - 1))
     orders = {(source.seed, number): epoch(source, number) for source in sources for number in range(4)}

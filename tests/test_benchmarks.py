@@ -209,6 +209,7 @@ def test_throughput_counts_all_products_of_a_step():
     assert counted == 3 * 2 * (N * weights + N * C * V + 2 * pairs)
 
 
+@pytest.mark.slow
 def test_a_part_for_a_gpu_that_fails_or_takes_too_long_is_told(capfd):
     import gpu
 

@@ -95,7 +95,7 @@ LOCAL += ["sdpa+window+forget+sink+logn/sdpa+window+conv+diff"]
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("attention", LOCAL)
-@pytest.mark.parametrize(("position", "window"), [("rope", 1), ("alibi", 2), ("rope", 5)])
+@pytest.mark.parametrize(("position", "window"), some([("rope", 5), ("alibi", 2), ("rope", 1)], 3))
 @torch.inference_mode()
 def test_a_layer_with_a_window_keeps_its_reach_and_gives_what_one_pass_over_all_gives(attention, position, window):
     """In parts longer and shorter than the window, with padding, and with documents that begin in a part."""
@@ -115,6 +115,7 @@ def test_a_layer_with_a_window_keeps_its_reach_and_gives_what_one_pass_over_all_
         assert rows == {window + -(-window // 4) if local else 40}
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_texts_taken_from_a_cache_of_windows_go_on_as_they_would_have():
     model = random_gpt(attention="sdpa+window/sdpa", attention_window=5, block_size=64)
@@ -243,6 +244,7 @@ def test_a_position_is_set_to_what_the_rows_hold_and_to_nothing_else():
         close(model(tokens, cache=cache), whole)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_pass_that_failed_is_repeated_as_if_nothing_had_been_or_refused():
     """An interrupt in the second layer, when the first has written."""
@@ -354,7 +356,7 @@ def test_texts_taken_from_a_cache_of_ones_own_class_go_on_in_it():
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "sdpa+window", "mla", "sdpa+forget", "linear", "sdpa+conv"])
-@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("recomputes", some([False, True], 2))
 def test_a_pass_with_a_cache_has_the_gradient_of_its_own_tokens(attention, recomputes):
     """By differences in float64: the earlier rows are constants, those of the pass are not."""
     model = cropped_gpt(attention, n_layer=2).double().train()
@@ -417,6 +419,7 @@ def test_the_type_may_change_between_two_passes_of_a_cache(attention):
     assert y.dtype == torch.float64 and (y - whole[:, 7:]).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_copies_of_a_block_are_given_places_of_their_own_in_a_cache():
     """Or they would write over each other's keys. With forms whose modifiers and states have a place too."""

@@ -47,6 +47,7 @@ def test_the_pages_table_of_other_cards_is_what_their_layers_choose(monkeypatch)
     assert not missing, "docs/hardware.md should have these rows:\n" + "\n".join(missing)
 
 
+@pytest.mark.slow
 def test_each_line_names_a_place_what_runs_and_why_each_faster_one_does_not(capsys):
     main(["sdpa+forget+window/delta"])
     first, *lines = capsys.readouterr().out.splitlines()
@@ -74,6 +75,7 @@ def test_every_modifier_has_an_answer_everywhere(modifier, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 14
 
 
+@pytest.mark.slow
 def test_a_length_and_a_window_of_ones_own_are_asked(capsys):
     main(["sdpa+window", "T=300", "window=128"])
     lines = capsys.readouterr().out.splitlines()

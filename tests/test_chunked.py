@@ -88,6 +88,7 @@ def test_every_form_is_its_definition_at_every_length_with_a_cache_and_shared_he
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("form", some(DEFINITIONS, 2))
 def test_every_form_is_its_definition_under_windows_and_documents(form, dtype):
@@ -179,6 +180,7 @@ def test_dropout_keeps_the_expected_weight_and_drops_its_share():
     assert torch.allclose(weights.sum(-1)[..., 50:].mean(), torch.tensor(1.0), atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_bias_that_runs_to_thousands_costs_near_keys_no_precision():
     T = 1100
     gates = -6 * torch.rand(1, 4, T, dtype=torch.float64)
@@ -205,8 +207,9 @@ def test_in_bf16_only_the_products_are_rounded(form):
         torch.testing.assert_close(a.double(), b.double(), atol=3e-2 * b.abs().max().item(), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("given", ["nothing", "documents", "window", "both"])
+@pytest.mark.parametrize("given", some(["both", "nothing", "documents", "window"], 4))
 def test_blocks_are_mobas_choice_under_documents_and_windows(given, dtype):
     for T, S in SIZES:
         mask = causal_mask(T, S)

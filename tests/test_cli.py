@@ -47,6 +47,7 @@ def typed(script: str) -> str:
     return shlex.join([sys.executable, str(ROOT / script)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "end", "status", "said"),
     [
@@ -71,6 +72,7 @@ def test_a_run_goes_on_without_its_console(end, text_file, tmp_path):
     assert (tmp_path / "run/checkpoints/step_1").is_dir()
 
 
+@pytest.mark.slow
 def test_nothing_that_is_printed_steers_a_terminal_and_a_log_has_the_true_letters(tmp_path):
     (tmp_path / "text\x1b]0;title\x07.txt").write_text("\x1b]0;title\x07\u202ex\x9b31m\n" * 900, encoding="utf-8")
     settings = [*TINY, "data.path=text*.txt", "run_dir=run", "max_steps=40", "sample_tokens=40"]
@@ -92,6 +94,7 @@ def test_a_message_without_a_handler_steers_no_terminal(monkeypatch):
     assert logging.lastResort.format(logging.makeLogRecord({"msg": "a\x1b[31m"})) == "a␛[31m"
 
 
+@pytest.mark.slow
 def test_the_signs_of_a_terminal_are_of_what_moves_its_cursor_or_reorders_text_and_of_nothing_else():
     bidi = re.compile("LEFT-TO-RIGHT|RIGHT-TO-LEFT|STRONG ISOLATE|POP DIRECTIONAL|ARABIC LETTER MARK")
     for letter in map(chr, range(0x110000)):
@@ -118,6 +121,7 @@ NAMED = {
 }
 
 
+@pytest.mark.slow
 def test_a_name_that_is_too_long_is_refused_with_its_setting(text_file, tmp_path):
     model = GPTConfig(n_layer=1, n_head=1, n_embd=16, block_size=8, vocab_size=257)
     tokenizer, config = make_tokenizer(TokenizerConfig(name="byte"), ""), TrainConfig(model=model)
@@ -196,6 +200,7 @@ def test_ctrl_c_outside_the_training_loop_ends_in_one_line(script, settings, tmp
 # Help
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_settings_of_a_run_or_a_sweep_does_not_wait_for_torch():
     mistakes = [["model.n_head=x"], ["-m", "seed=x,y"], ["-m", "hydra.sweeper.variants=3"]]
     code = f"""import runpy, sys; from contextlib import suppress
@@ -218,6 +223,7 @@ print(json.dumps([name for name in ('torch', 'numpy', 'hydra', 'omegaconf') if n
     assert ("gpt2_xl" in result.stdout and "-m" in result.stdout) == (script == "train.py")
 
 
+@pytest.mark.slow
 def test_help_begins_with_what_the_command_does_under_python_oo_too():
     done = subprocess.run([sys.executable, "-OO", ROOT / "eval.py", "--help"], capture_output=True, text=True)
     assert done.stdout.startswith("Measure how well a checkpoint predicts text:  python eval.py")
@@ -261,6 +267,7 @@ def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
     assert "Preparing" in trained.stdout and "Preparing" not in second.stdout
 
 
+@pytest.mark.slow
 def test_a_run_has_all_its_files_in_run_dir_and_those_of_another_stay_as_they_are(text_file, tmp_path):
     settings = [*TINY, f"data.path={text_file}", "run_dir=my ${seed} run"]
     assert run_here("train.py", *settings, cwd=tmp_path).returncode == 0

@@ -16,6 +16,7 @@ import conftest
 import pytest
 import torch
 import yaml
+from conftest import some
 from sweeping import ROOT, run_here, tiny
 from test_distributed import torchrun
 
@@ -102,6 +103,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path / "own.py"
 
 
+@pytest.mark.slow
 def test_a_run_with_code_can_be_sampled_scored_and_resumed_with_the_same_file_alone(own, tmp_path):
     asked = [*tiny(tmp_path, max_steps=4), "attention=relu+head_scale", "run_dir=run"]
     result = run_here(*asked, "code=own.py", cwd=tmp_path)
@@ -128,6 +130,7 @@ def test_a_run_with_code_can_be_sampled_scored_and_resumed_with_the_same_file_al
     assert read_meta(tmp_path / "run/checkpoints/step_6").progress.finished
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["own.py", "neighbour.py"])
 def test_a_changed_file_is_told_and_taken_only_with_allow_changes(own, tmp_path, changed):
     asked = [*tiny(tmp_path, max_steps=2), "attention=relu", "code=own.py", "run_dir=run"]
@@ -147,6 +150,7 @@ def test_a_changed_file_is_told_and_taken_only_with_allow_changes(own, tmp_path,
     assert result.returncode == 0 and read_summary(tmp_path / "run").code_hash == run_code(str(own)) != before
 
 
+@pytest.mark.slow
 def test_a_task_of_a_file_is_learned_and_scored(own, tmp_path):
     asked = ["data.source=repeat", "code=own.py", "data.task.vocab_size=5", "run_dir=run", "max_steps=2"]
     sizes = ["model.n_layer=1", "model.n_embd=32", "model.block_size=8", "batch_size=4", "device=cpu"]
@@ -222,6 +226,7 @@ def test_each_command_ends_with_the_sentence(tmp_path, script):
     assert trace[0].startswith("Traceback") and any("x.y" in line for line in trace)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_names_a_file_does_not_run_it(own, tmp_path):
     asked = [*tiny(tmp_path, max_steps=2), "attention=relu", "code=own.py", "run_dir=run"]
     assert run_here(*asked, cwd=tmp_path).returncode == 0
@@ -247,6 +252,7 @@ def test_a_checkpoint_that_names_a_file_does_not_run_it(own, tmp_path):
             assert not (tmp_path / "ran").exists(), script
 
 
+@pytest.mark.slow
 def test_the_check_is_of_a_files_names_too(own, capsys):
     assert check.main(["relu", "sdpa+head_scale", f"code={own}"]) == 0
     printed = capsys.readouterr().out
@@ -307,6 +313,7 @@ OWN_IDLE = (
 )
 
 
+@pytest.mark.slow
 def test_a_parameter_that_no_gradient_reaches_is_named(tmp_path, caplog):
     (tmp_path / "idle.py").write_text(OWN_IDLE)
     found = run_here("attention=sdpa+idle", "code=idle.py", *tiny(tmp_path, max_steps=2), cwd=tmp_path)
@@ -325,6 +332,7 @@ def test_the_command_of_the_check_ends_in_a_sentence_for_own_heads_of_another_sh
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_the_check_names_a_parameter_that_no_gradient_reaches(tmp_path, capsys):
     (tmp_path / "idle.py").write_text(OWN_IDLE)
     assert check.main(["sdpa+idle", f"code={tmp_path / 'idle.py'}"]) == 0
@@ -365,6 +373,7 @@ def test_a_mistake_of_an_own_modifier_ends_in_a_sentence_of_the_check_and_of_a_r
             try_code(TrainConfig(model=GPTConfig(attention="sdpa+idle")))
 
 
+@pytest.mark.slow
 def test_a_run_names_the_line_of_an_own_modifier_that_cannot_be_made(tmp_path):
     source = OWN_IDLE.replace("super().__init__(layer, config)", "super().__init__(layer, config.n_heads)")
     (tmp_path / "own.py").write_text(source)
@@ -373,6 +382,7 @@ def test_a_run_names_the_line_of_an_own_modifier_that_cannot_be_made(tmp_path):
     assert "error: code=own.py, line 7: AttributeError: 'GPTConfig' object has no attribute 'n_heads'" in found.stderr
 
 
+@pytest.mark.slow
 def test_a_modifier_that_is_wrong_only_for_documents_with_a_cache_fails(tmp_path, capsys):
     wrong = "y if ctx.cache is None or ctx.doc_starts is None else y * 2"
     (tmp_path / "own.py").write_text(OWN_IDLE.replace("y * self.used", wrong))
@@ -390,6 +400,7 @@ def test_the_check_of_an_own_layer_that_cannot_be_made_ends_in_a_sentence(tmp_pa
         check.main(["old", f"code={tmp_path / 'old.py'}"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "result",
     [
@@ -411,6 +422,7 @@ def test_a_leak_between_few_tokens_or_in_long_blocks_is_found(result, tmp_path):
     assert found.returncode == 1 and "attention=sdpa+blocks lets later tokens change earlier positions" in found.stderr
 
 
+@pytest.mark.slow
 def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):
     mean = "v.mean(2, keepdim=True).repeat_interleave(q.size(1) // v.size(1), 1)"
     source = f"{BEGINNING}@form('cheat')\ndef cheat(q, k, v, **others):\n    return {mean} + 0 * q\n"
@@ -516,6 +528,7 @@ LATE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("least", "is_refused"), [(0.0, True), (1e9, False)])
 def test_a_layer_that_learns_to_see_the_future_is_refused_after_training(tmp_path, monkeypatch, least, is_refused):
     (tmp_path / "late.py").write_text(LATE.replace("LEAST", str(least)))
@@ -531,6 +544,7 @@ def test_a_layer_that_learns_to_see_the_future_is_refused_after_training(tmp_pat
     assert read_summary(tmp_path / "run").status == ("failed" if is_refused else "finished")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("result", "said"),
     [
@@ -575,6 +589,7 @@ def test_jobs_of_one_process_run_each_its_own_file_and_a_comparison_notes_their_
     )
 
 
+@pytest.mark.slow
 def test_a_sweep_says_of_a_broken_file_that_none_of_its_jobs_can_run(tmp_path):
     (tmp_path / "bad.py").write_text("x = 1\n")
     assert "code=bad.py registers nothing" in run_here("-m", "code=bad.py", "seed=1,2", cwd=tmp_path).stderr
@@ -588,6 +603,7 @@ def test_the_ranks_of_torchrun_run_the_file_too(own, tmp_path, text_file):
     assert read_summary(tmp_path / "run").code_hash == run_code(str(own), VOCABULARIES)
 
 
+@pytest.mark.slow
 def test_train_runs_the_file_for_a_program_too(own, train_config):
     config = replace(train_config, code=str(own), max_steps=1, eval_interval=1, sample_tokens=0)
     config.model = replace(config.model, attention="relu")
@@ -598,7 +614,8 @@ def test_train_runs_the_file_for_a_program_too(own, train_config):
 IDEAS = sorted((ROOT / "docs/ideas").glob("*.py"))
 
 
-@pytest.mark.parametrize("idea", IDEAS, ids=lambda path: path.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize("idea", some(IDEAS, 5), ids=lambda path: path.stem)
 def test_every_idea_of_the_night_keeps_the_contract_and_is_in_the_pages_table(idea, capsys):
     attention = re.search(r"^# attention=(\S+)$", idea.read_text(), re.M)[1]
     assert check.main([attention, f"code={idea}"]) == 0, capsys.readouterr().out

@@ -111,6 +111,7 @@ def test_measurements_have_a_row_for_each_size_and_variant_and_speeds_relative_t
     assert table(tmp_path)["mla", "96"]["× tokens/s"] == "0.50 ± 0.00"
 
 
+@pytest.mark.slow
 def test_a_known_factor_of_compute_is_found_at_both_sizes(tmp_path):
     put_sweep(tmp_path, GAINS)
     speeds = [f"sdpa,{size},1.0000,0.0000" for size in SIZES]  # as docs/measured.py has it of the baseline
@@ -143,6 +144,7 @@ def test_a_known_factor_of_compute_is_found_at_both_sizes(tmp_path):
     assert f"times^-{law.power:.3f} (± {half:.3f}, 95% by t)" in text
 
 
+@pytest.mark.slow
 def test_p_is_by_holm_over_all_of_a_column_and_the_verdict_by_it(tmp_path):
     put_sweep(tmp_path, {"sdpa+gate": 1.5, "softcap": 1.004, **{f"form{i}": 1.0 for i in range(12)}})
     compare(tmp_path)
@@ -171,6 +173,7 @@ def test_what_is_ahead_at_one_size_only_is_undecided_and_further_columns_are_add
     assert "× tokens/s" not in rows["sdpa", "96"] and "± at equal seconds (p by Holm)" not in rows["sdpa", "96"]
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_counts_for_no_variant_and_not_for_the_baseline(tmp_path):
     """Whatever its last evaluation had found."""
     put_sweep(tmp_path, {"sdpa+gate": 1.5, "softcap": 1.0})
@@ -191,6 +194,7 @@ def test_a_run_that_failed_counts_for_no_variant_and_not_for_the_baseline(tmp_pa
         assert rows["sdpa+gate", size]["at all sizes"] == "undecided", "without a seed, whatever the p of the others"
 
 
+@pytest.mark.slow
 def test_a_seed_that_failed_takes_the_win_from_a_variant_and_from_all_that_its_baseline_is_in(tmp_path):
     for name, failed in (("all", None), ("own", "sdpa+gate"), ("baseline", "sdpa")):
         put_sweep(folder := tmp_path / name, {"sdpa+gate": 1.5, "mla": 1 / 3})
@@ -201,6 +205,7 @@ def test_a_seed_that_failed_takes_the_win_from_a_variant_and_from_all_that_its_b
         assert found["mla"] == ("undecided" if failed == "sdpa" else "loses")
 
 
+@pytest.mark.slow
 def test_a_factor_is_extrapolated_beyond_the_lengths_of_its_own_size_which_must_be_five(tmp_path):
     put_sweep(tmp_path, {"sdpa+gate": 3.0})
     compare(tmp_path)
@@ -279,6 +284,7 @@ def test_equal_cost_moves_the_baseline_along_its_law():
     )
 
 
+@pytest.mark.slow
 def test_a_variant_of_other_tokens_or_another_text_is_left_out(tmp_path):
     for name, figures in (("tokens", {"tokens": 5.0}), ("scored", {"val_tokens": 5.0, "val_loss": 1.0})):
         put_sweep(folder := tmp_path / name, {"sdpa+gate": 1.5, "mla": 1 / 3})

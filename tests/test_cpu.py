@@ -53,11 +53,13 @@ def test_heads_in_another_order_or_dtype_are_normalised_in_the_weights_precision
         torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance * theirs.abs().max().item())
 
 
+@pytest.mark.slow
 def test_its_second_derivatives_are_right():
     x, weight, _ = drawn(3)
     assert torch.autograd.gradgradcheck(lambda *pair: FusedRMSNorm.apply(*pair, EPS), (x, weight))
 
 
+@pytest.mark.slow
 def test_only_training_in_eager_mode_on_a_cpu_takes_it():
     x, weight, _ = drawn(3)
     assert trains_norm(x, weight)

@@ -76,6 +76,7 @@ def test_the_critical_values_are_those_of_all_orders_and_signs(late):
     assert cuts(alpha, pairs, late) == found and found[-1] > 0 > found[0]
 
 
+@pytest.mark.slow
 def test_twenty_pairs_decide_from_the_seventh_on_and_two_may_be_followed_in_addition():
     known = cuts(ALPHA, 20)
     assert [k >= 0 for k in known] == [False] * 6 + [True] * 14 and known[6:] == sorted(known[6:])
@@ -96,6 +97,7 @@ def table_of_laws() -> dict[str, list[float]]:
 FIRST = ("normal", "two points", "lognormal less lognormal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "law", [pytest.param(law, marks=[] if law in FIRST else pytest.mark.slow) for law in worth.LAWS]
 )
@@ -112,6 +114,7 @@ def test_a_difference_is_found_as_often_as_the_page_says_and_falsely_in_one_of_t
         assert float(text.rstrip("%")) / 100 == pytest.approx(share, abs=noise)
 
 
+@pytest.mark.slow
 def test_a_night_of_ideas_has_the_finds_that_the_page_says():
     draw, rule = np.random.default_rng(5), partial(judge, alpha=ALPHA, give_up=5)
     law = worth.RUNS["normal"]
@@ -260,6 +263,7 @@ def test_each_variant_runs_with_the_seeds_of_the_first_until_it_is_decided(tmp_p
     assert f"is better: val_bpb differs by {mean}, median {median} ({between}), pair {pairs} of 12\n" in said
 
 
+@pytest.mark.slow
 def test_a_coin_says_which_run_of_a_pair_goes_first_and_the_same_when_it_is_typed_again(tmp_path):
     orders = []
     for folder in ("one", "two"):
@@ -271,6 +275,7 @@ def test_a_coin_says_which_run_of_a_pair_goes_first_and_the_same_when_it_is_type
     assert read_job(tmp_path / "one/1-0").number == 1
 
 
+@pytest.mark.slow
 def test_pairs_that_are_equal_or_skewed_are_called_so(tmp_path, capsys):
     swept(decide(variants=VARIANTS[:2]), tmp_path / "equal", lambda settings: float(settings["seed"]))
     assert standing(tmp_path / "equal")["attention=mla"][:2] == ["no difference: 3 pairs are equal", "3"]
@@ -285,6 +290,7 @@ def test_pairs_that_are_equal_or_skewed_are_called_so(tmp_path, capsys):
     assert verdict == "better for the typical pair (the pairs are skewed)" and float(mean) > 1 > -1 > float(median)
 
 
+@pytest.mark.slow
 def test_a_comparison_that_goes_on_trains_nothing_twice_and_keeps_its_verdicts(tmp_path):
     def stopping(settings: dict[str, str]) -> float:
         if settings["seed"] == "9":
@@ -334,6 +340,7 @@ def record_of(folder: Path) -> dict:
     return json.loads((folder / "decide.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_program_finds_everything_in_decide_json_after_every_pair(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(sweeping, "put_summary", lambda job, **figures: put_summary(job, **figures, seconds=2.0))
@@ -372,6 +379,7 @@ def test_a_variant_that_is_not_ahead_is_given_up(tmp_path):
     assert not judge(behind, 0.05, larger=True, give_up=5) and judge(behind[::-1], 0.05, give_up=3)
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_baseline_are_taken_and_a_variant_costs_its_own_alone(tmp_path):
     swept(decide(variants=VARIANTS[:2]), tmp_path / "one", noisy)
     (tmp_path / "one/1-0/checkpoints").mkdir()
@@ -441,6 +449,7 @@ def test_a_run_of_other_code_is_no_part_of_a_pair(tmp_path):
     assert standing(tmp_path)["attention=mla"][:2] == [said, "2"]
 
 
+@pytest.mark.slow
 def test_a_baseline_of_other_settings_or_for_a_speed_is_refused(tmp_path):
     swept(decide(variants=VARIANTS[:2]), tmp_path / "one", noisy, ["max_steps=5"])
     asked = {"baseline": str(tmp_path / "one")}
@@ -463,6 +472,7 @@ def test_a_baseline_of_other_settings_or_for_a_speed_is_refused(tmp_path):
             swept(decide(**asked | others), tmp_path / "two", noisy, arguments)
 
 
+@pytest.mark.slow
 def test_a_find_is_confirmed_on_fresh_seeds_against_a_fresh_baseline(tmp_path):
     swept(decide(), tmp_path / "one", noisy, ["max_steps=5"])
     for folder in ("two", "again"):
@@ -482,6 +492,7 @@ def test_a_find_is_confirmed_on_fresh_seeds_against_a_fresh_baseline(tmp_path):
     assert delta["verdict"].startswith("undecided") and abs(delta["seeds"][0] - mla["seeds"][0]) > 22
 
 
+@pytest.mark.slow
 def test_a_confirmation_brings_all_it_needs(tmp_path):
     swept(decide(), tmp_path / "one", noisy)
     for others, arguments, said in (
@@ -520,6 +531,7 @@ def test_settings_as_they_are_may_be_a_variant_and_torchrun_may_not_run_pairs(tm
         swept(decide(**asked), tmp_path, noisy)
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_leaves_its_variant_undecided_and_one_of_the_first_all_of_them(tmp_path):
     failures: set[tuple[str, str]] = set()
 
@@ -610,6 +622,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
     variants = "hydra.sweeper.variants=['attention=sdpa','attention=mla']"

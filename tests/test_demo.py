@@ -671,6 +671,7 @@ def test_a_part_that_does_not_exist_is_refused_on_the_console(tmp_path):
     assert browse(tmp_path / "demo.html", script) == [told.format("L1 H2"), told.format("L1")]
 
 
+@pytest.mark.slow
 def test_a_page_takes_at_most_four_tenths_more_than_its_weights_and_has_no_address(tmp_path):
     model = GPT(GPTConfig(vocab_size=2048))  # of the default run
     tokenizer = train_bpe([Path(__file__).read_text(encoding="utf-8") * 3], 2048)

@@ -47,6 +47,7 @@ def wanted():
     return {name: (*pair, output_and_gradients(*pair)) for name, pair in made.items()}
 
 
+@pytest.mark.slow
 def test_every_form_that_sums_up_trains_without_cumsum_on_the_device_as_with_it(wanted, no_cumsum):
     for attention, x, results in wanted.values():
         for a, b in zip(output_and_gradients(attention, x), results, strict=True):

@@ -248,6 +248,7 @@ def test_a_rank_that_is_told_of_no_other_names_torchrun(monkeypatch):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_in_place_before_the_root_is_wrapped(monkeypatch):
     """One compiled block after the other: DDP then exchanges gradients meanwhile, not
     the whole model as one compiled function."""
@@ -339,6 +340,7 @@ def test_recomputing_blocks_changes_no_bit_of_steps_dropout_included(precision, 
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_minutes_of_a_run_leave_out_the_pass_that_compiles_after_a_resume_too(train_config, monkeypatch, compiled):
@@ -380,6 +382,7 @@ def test_the_minutes_of_a_run_leave_out_the_pass_that_compiles_after_a_resume_to
 # What a terminal, a pipe and a notebook show
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_a_notebook_shows_the_bar_and_the_lines(train_config, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipykernel", mock.Mock())
@@ -390,6 +393,7 @@ def test_a_notebook_shows_the_bar_and_the_lines(train_config, monkeypatch, capsy
     assert "best validation loss" in out and "text      " in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lr", "told"), [(1e-12, True), (0.01, False)])
 def test_a_loss_that_stays_at_chance_is_told(train_config, caplog, lr, told):
     caplog.set_level(logging.WARNING)
@@ -400,6 +404,7 @@ def test_a_loss_that_stays_at_chance_is_told(train_config, caplog, lr, told):
     assert (sentence in caplog.messages) == told
 
 
+@pytest.mark.slow
 def test_a_run_that_has_learned_its_text_by_heart_is_told_to_add_text(train_config, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     (tmp_path / "small.txt").write_bytes(bytes(random.Random(1).choices(range(97, 123), k=700)))
@@ -444,6 +449,7 @@ def test_a_notebook_keeps_a_drawing_of_the_bar_a_second(monkeypatch):
     assert 40 <= drawn.getvalue().count("\r") <= 45
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals of this kind")
 def test_a_bar_follows_the_width_of_the_terminal(monkeypatch):
     import fcntl
@@ -489,6 +495,7 @@ def test_a_later_rank_is_silent_only_under_torchrun_whose_first_rank_speaks(monk
     assert said.startswith("error: RANK=1 finds no other (") == (not variables) and bool(said) == (not variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "number"), [("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("PMI_SIZE", "PMI_RANK")])
 def test_processes_that_another_launcher_started_are_told_that_each_trains_alone(
     train_config, monkeypatch, caplog, size, number

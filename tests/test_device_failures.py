@@ -64,8 +64,9 @@ PLACES = {  # the step said, and that of the checkpoint
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "error"), some([*((place, LAUNCH) for place in PLACES), *(("step", e) for e in FAILURES)], 3)
+    ("place", "error"), some([*((place, LAUNCH) for place in PLACES), *(("step", e) for e in FAILURES)], 6)
 )
 def test_a_device_that_fails_ends_the_run_in_a_sentence_that_says_what_is_saved(
     train_config, monkeypatch, caplog, place, error
@@ -88,6 +89,7 @@ def test_a_device_that_fails_ends_the_run_in_a_sentence_that_says_what_is_saved(
         assert rows == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_in_a_save_names_the_checkpoint_before_it(train_config, monkeypatch):
     def save(run: Run, original=Run.weights_are_finite) -> bool:
         if run.progress.step == 20:
@@ -106,6 +108,7 @@ def test_memory_that_runs_out_in_a_save_names_the_checkpoint_before_it(train_con
     assert str(raised.value).endswith(again)
 
 
+@pytest.mark.slow
 def test_an_operation_without_an_exact_kernel_names_deterministic(train_config, monkeypatch):
     error = RuntimeError(
         "cumsum_cuda_kernel does not have a deterministic implementation, but you set "
@@ -166,6 +169,7 @@ MISSING = NotImplementedError(
 )
 
 
+@pytest.mark.slow
 def test_an_operation_that_apples_gpus_lack_is_no_broken_card(train_config, monkeypatch):
     before_step(monkeypatch, 13, raising(MISSING))
     with pytest.raises(SettingsError) as raised:

@@ -280,6 +280,7 @@ for (uid, umask), text in zip(users, texts):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, to become other users")
 @pytest.mark.parametrize("mode", [0o2777, 0o1777, 0o755], ids=oct)
 def test_a_cache_of_two_users_serves_both_or_names_the_folder_and_its_owner(mode, tmp_path):

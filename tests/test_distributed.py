@@ -227,6 +227,7 @@ def alone(monkeypatch):
     Ranks(launched=True).leave()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_gradients_of_all_micro_batches_are_kept_where_ddp_sends_them(alone):
     """Beside the buckets they would take as much memory again."""

@@ -21,7 +21,7 @@ from unittest import mock
 import pytest
 import torch
 import yaml
-from conftest import run_here
+from conftest import run_here, some
 from hydra import compose, initialize_config_dir
 
 import model.attention as registered
@@ -158,6 +158,7 @@ def _commands(page: Path) -> Iterator[tuple[str, list[str]]]:
                 yield found[1], shlex.split(found[2].rstrip(" &"), comments=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_every_command_shown_has_settings_that_exist(page):
     for name, words in _commands(page):
@@ -211,7 +212,8 @@ RECORDED = {  # runs of docs/results, by what makes a table of them
 }
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", some(RECORDED, 6))
 def test_a_pages_table_of_runs_is_what_its_command_makes_of_the_recorded_ones(name, tmp_path, monkeypatch, capsys):
     module, page = RECORDED[name]
     runs = ROOT / "docs/results" / name
@@ -345,6 +347,7 @@ def test_the_counts_of_rows_beside_published_ones_are_those_of_the_table():
     assert f"{summary}{sum(others)} cannot be compared." in " ".join(page.split())
 
 
+@pytest.mark.slow
 def test_the_evidence_of_a_sign_beside_published_ones_decides_it():
     """Holm's p on code for L, W and S, the first that decides; all pairs on one side for pairs; else open."""
     decided = defaultdict(set)

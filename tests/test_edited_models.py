@@ -295,7 +295,10 @@ def test_what_is_attached_to_learned_positions_is_in_the_logits(attached):
     close(decoded, doubled(tokens))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "stacked", "mla", "dsa", "mla+diff", "gta", "k_eq_v", "delta", "index"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "attention", some(["sdpa", "stacked", "mla", "dsa", "mla+diff", "gta", "k_eq_v", "delta", "index"], 4)
+)
 @torch.no_grad()
 def test_a_hook_on_any_projection_is_in_the_logits_also_while_decoding(attention):
     """A linear layer's result turned round is that of its rows turned round."""

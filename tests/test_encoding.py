@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import some
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,7 +67,7 @@ def run(command: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "encoding"), CASES, ids=lambda value: value if value in " ".join(SENTENCES.values()) else ""
 )
-@pytest.mark.parametrize("name", ["it's.txt", "packed.txt.gz"])
+@pytest.mark.parametrize("name", some(["it's.txt", "packed.txt.gz"], 2))
 def test_a_text_in_another_encoding_is_refused_with_the_command_that_converts_it(tmp_path, text, encoding, name):
     whole = (text.strip() + "\n") * 20
     content = whole.encode(encoding)
@@ -112,6 +113,7 @@ def test_in_a_folder_such_a_text_is_left_out_by_name_and_the_last_one_is_refused
 # Damage
 
 
+@pytest.mark.slow
 @given(
     text=st.text(st.sampled_from("ab é日🙂\n"), min_size=1, max_size=400),
     broken=st.sampled_from([b"\xff", b"\xc3", b"\xe6\x97", b"\x80"]),

@@ -46,6 +46,7 @@ def text_settings(text_file, tmp_path):
     return {"checkpoint": str(save(tmp_path / "one", 1)), "data": TextConfig(path=str(text_file)), "device": "cpu"}
 
 
+@pytest.mark.slow
 def test_figures_in_bf16_are_within_its_rounding_and_without_a_word_are_the_runs_own(text_settings):
     (own,), (exact,), (rounded,) = (
         score_checkpoints(EvalConfig(**text_settings, precision=name, stride=16)) for name in ("auto", "fp32", "bf16")
@@ -68,6 +69,7 @@ def test_with_stride_1_every_token_is_scored_after_all_the_context_there_is(posi
         assert scores.nats[place - 1] == pytest.approx(expected.item(), abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(size=st.integers(2, 80), stride=st.integers(1, 40), batch=st.integers(1, 100))
 def test_every_token_is_scored_once_after_at_least_the_context_that_the_stride_leaves(size, stride, batch):
@@ -134,6 +136,7 @@ def by_hand(model, texts: list[str]) -> tuple[float, float]:
 STORIES = [f"record {n * n % 37}: é{'x' * (n % 7)}" for n in range(20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", some(["lines.jsonl", "lines.txt", "stories.txt", "table.csv", "folder", "text.parquet"], 3)
 )
@@ -216,6 +219,7 @@ def test_the_difference_and_its_standard_error_are_those_of_paired_blocks(monkey
     assert bits.mean() == pytest.approx(second.total.bpb - first.total.bpb) and compare(first, first) == (0, 0)
 
 
+@pytest.mark.slow
 def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_file, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     bpe = train_bpe([text_file.read_text()], 300)
@@ -237,6 +241,7 @@ def test_another_tokenizer_reads_the_documents_of_the_validation_split_and_no_ot
     assert own is tokens and other.tolist() == [bpe.eot_token, *bpe.encode("abab"), bpe.eot_token, *bpe.encode("c")]
 
 
+@pytest.mark.slow
 def test_a_text_too_short_for_a_standard_error_is_compared_without_one(text_settings, tmp_path, text_file, capsys):
     text_file.write_text("a" * 1999)
     score_checkpoints(EvalConfig(**text_settings, against=str(save(tmp_path / "two", 2, BYTE))))
@@ -255,6 +260,7 @@ def both_figures(config: TrainConfig) -> tuple[Evaluation, dict[str, float]]:
     return out, json.loads((Path(config.run_dir) / "checkpoints/best/meta.json").read_text())["progress"]["metrics"]
 
 
+@pytest.mark.slow
 def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config, capsys, caplog):
     caplog.set_level(logging.INFO, "tinygpt")
     train(train_config)
@@ -267,6 +273,7 @@ def test_with_the_trainers_windows_it_reports_the_trainers_figures(train_config,
     assert f"gzip        {by_gzip}" in shown and f"gzip      needs {by_gzip}" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_config, text_file, tmp_path):
     origin = save(tmp_path / "origin", 1, train_bpe([text_file.read_text()], 280))
     model = replace(train_config.model, n_head=4)
@@ -275,6 +282,7 @@ def test_a_run_that_began_with_anothers_tokenizer_is_scored_in_its_tokens(train_
     assert out.loss == pytest.approx(trained["val_loss"], rel=0.05)  # its last window begins earlier
 
 
+@pytest.mark.slow
 def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sentence(
     train_config, text_file, tmp_path
 ):
@@ -292,6 +300,7 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
             score_checkpoints(EvalConfig(checkpoint=train_config.run_dir))
 
 
+@pytest.mark.slow
 def test_a_changed_model_is_scored_beside_its_own_run_on_what_that_one_held_out(train_config, tmp_path, capsys):
     train(train_config)
     checkpoint = open_checkpoint(train_config.run_dir)
@@ -311,6 +320,7 @@ def test_a_changed_model_is_scored_beside_its_own_run_on_what_that_one_held_out(
     assert its.total == alone.total and mine_too.total.loss == pytest.approx(mine.total.loss)
 
 
+@pytest.mark.slow
 def test_the_validation_split_of_a_changed_text_is_what_the_run_held_out_or_the_doubt_is_told(
     train_config, text_file, tmp_path, capsys
 ):
@@ -343,6 +353,7 @@ def test_the_validation_split_of_a_changed_text_is_what_the_run_held_out_or_the_
     assert "note" not in scored(against=train_config.run_dir)[1]
 
 
+@pytest.mark.slow
 def test_a_text_that_a_run_has_learned_is_told_with_its_share(train_config, tmp_path, capsys):
     def words(seed: int, count: int) -> str:
         return " ".join(np.random.RandomState(seed).choice([*"abcdefghij"], (count, 7)).view("<U7").ravel())
@@ -403,6 +414,7 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(change, message, text_se
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_refused_in_weights_and_in_logits(text_settings, tmp_path):
     model = random_gpt(vocab_size=257)
     for bad, message in ((math.nan, "down_proj.weight is not finite"), (1e38, "its logits are not finite")):
@@ -413,6 +425,7 @@ def test_what_is_not_finite_is_refused_in_weights_and_in_logits(text_settings, t
             score_checkpoints(EvalConfig(**text_settings | {"checkpoint": str(tmp_path / str(bad))}))
 
 
+@pytest.mark.slow
 def test_a_model_of_a_task_is_scored_on_its_windows_alone(tmp_path, capsys):
     model = random_gpt(vocab_size=1024, block_size=32)
     config = TrainConfig(model=model.config, data=DataConfig(source="recall"))
@@ -426,6 +439,7 @@ def test_a_model_of_a_task_is_scored_on_its_windows_alone(tmp_path, capsys):
         score_checkpoints(EvalConfig(**asked, against=asked["checkpoint"]))
 
 
+@pytest.mark.slow
 def test_the_tokens_of_a_nanogpt_folder_are_those_of_the_checkpoints_tokenizer(
     train_config, text_file, tmp_path, monkeypatch
 ):

@@ -77,6 +77,7 @@ def counts(monkeypatch) -> list[int]:
     return asked
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("counts")
 def test_steps_are_compared_on_the_same_targets_and_the_result_rests_on_more(train_config, caplog):
     caplog.set_level("INFO", logger="tinygpt")
@@ -109,6 +110,7 @@ def losses_of(monkeypatch, losses: dict[int, float]) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patience", some([2, 1, 3, 4, None], 5))
 def test_a_run_ends_after_as_many_evaluations_without_a_better_loss_as_patience(
     train_config, monkeypatch, caplog, patience
@@ -136,6 +138,7 @@ def test_a_run_ends_after_as_many_evaluations_without_a_better_loss_as_patience(
         assert seen == [*range(1, 13)] and read_meta(run_dir / "checkpoints/best").progress.best_step == 12
 
 
+@pytest.mark.slow
 def test_what_is_told_in_place_of_0_does_what_it_says(train_config):
     for setting in NEVER:
         for value in (0, -1):
@@ -160,6 +163,7 @@ def test_what_is_told_in_place_of_0_does_what_it_says(train_config):
     assert kept == {"step_3", "step_6", "step_7"}
 
 
+@pytest.mark.slow
 def test_a_killed_run_has_the_patience_of_the_whole_one(train_config, monkeypatch):
     seen = losses_of(monkeypatch, LOSSES)
     config = replace(train_config, max_steps=12, eval_interval=1, checkpoint_interval=1, patience=3, eval_tokens=100)
@@ -183,6 +187,7 @@ def dying_after(last: int):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["not finite", "not written"])
 def test_a_step_without_a_checkpoint_is_never_the_best(train_config, monkeypatch, lost):
     losses_of(monkeypatch, {10: 2.5, 20: 2.6, 30: 3.0})
@@ -242,6 +247,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "error"),
     some([*((place, ERRORS[0]) for place in PLACES), *((next(iter(PLACES)), one) for one in ERRORS[1:])], 3),
@@ -267,6 +273,7 @@ def test_memory_that_runs_out_in_an_evaluation_loses_nothing_and_says_what_to_ty
         assert rows == [10, 20]
 
 
+@pytest.mark.slow
 def test_a_step_whose_checkpoint_could_not_be_written_is_not_said_to_be_saved(train_config, monkeypatch, caplog):
     def full(*arguments, **settings):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -284,6 +291,7 @@ def test_a_step_whose_checkpoint_could_not_be_written_is_not_said_to_be_saved(tr
     assert "step 10 could not be saved" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_in_its_evaluation_ends_as_one_that_does_not(train_config, monkeypatch, tmp_path):
     whole = train(replace(train_config, run_dir=str(tmp_path / "whole")))
     with monkeypatch.context() as patch:

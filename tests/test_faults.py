@@ -169,6 +169,7 @@ SLOW = [
 ]  # the 96th flushes a folder whose link is in place, which may fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
 @pytest.mark.parametrize("moment", [*some(MOMENTS, 2), *SLOW])
 def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, caplog, moment, code):
@@ -191,6 +192,7 @@ def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, 
         assert "the last good checkpoint is None" in told and "start a new run" in str(ended.value)
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_hides_neither_the_result_nor_the_reason(short, monkeypatch):
     full = mock.Mock(side_effect=OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
     monkeypatch.setattr(logging.FileHandler, "flush", full)  # of train.log, also when it is closed
@@ -199,6 +201,7 @@ def test_a_log_that_cannot_be_written_hides_neither_the_result_nor_the_reason(sh
     assert math.isfinite(train(replace(short, resume=short.run_dir))) and full.called
 
 
+@pytest.mark.slow
 def test_a_disk_without_room_for_a_checkpoint_is_known_before_the_first_step(short, monkeypatch, caplog):
     train(replace(short, run_dir=f"{short.run_dir}-before", keep_checkpoints=1))
     files = Path(f"{short.run_dir}-before").glob("checkpoints/step_6/*.safetensors")
@@ -254,6 +257,7 @@ def test_a_stop_that_cannot_be_saved_is_an_error_and_not_a_stop(short, monkeypat
     assert read_summary(Path(short.run_dir)).status == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_operation_that_fails_once_keeps_the_old_checkpoint_and_training_goes_on(short, tmp_path, caplog, moment):
     train(short)
@@ -270,6 +274,7 @@ def test_an_operation_that_fails_once_keeps_the_old_checkpoint_and_training_goes
     assert not list((tmp_path / "failing/checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_copy_that_does_not_fit_the_memory_is_a_save_that_failed(short, monkeypatch, caplog):
     def fail(tensor, *where, copy=False, **how):
         if copy and not failed:
@@ -284,6 +289,7 @@ def test_a_copy_that_does_not_fit_the_memory_is_a_save_that_failed(short, monkey
     assert open_checkpoint(short.run_dir).meta.progress.step == 6
 
 
+@pytest.mark.slow
 def test_a_limit_on_file_size_is_a_failed_write_not_the_end(text_file, tmp_path):
     # The system itself refuses: no file of this process may pass 60,000 bytes, and the weights do.
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -298,6 +304,7 @@ def test_a_limit_on_file_size_is_a_failed_write_not_the_end(text_file, tmp_path)
     assert "Traceback" not in result.stderr and "step 2 could not be saved" in result.stdout
 
 
+@pytest.mark.slow
 def test_every_checkpoint_holds_the_state_of_its_step_while_training_goes_on(short, monkeypatch):
     """A save copies before it returns; the next one waits for a slow write."""
     original, taken = checkpoints.save_file, {}
@@ -343,6 +350,7 @@ def plant_nan(monkeypatch, steps: range, where: str) -> None:
     monkeypatch.setattr("train.train_step", train_step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "optimizer"), [("loss", "muon"), ("gradient", "muon"), ("gradient", "adamw")])
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(train_config, monkeypatch, where, optimizer, caplog):
     config = replace(train_config, optimizer=OptimizerConfig(name=optimizer, weight_decay=0.1), sample_tokens=0)
@@ -381,6 +389,7 @@ def test_too_many_steps_in_a_row_end_the_run_and_nothing_is_saved_meanwhile(
     assert saved == ["step_4"] * (checkpoint_interval == 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "saved"), [(2.0**16, [4, 8, 12]), (2.0**3, [4, 12])])
 def test_a_step_that_is_skipped_in_fp16_is_saved_unless_the_scale_cannot_fall_further(
     train_config, monkeypatch, caplog, scale, saved
@@ -394,6 +403,7 @@ def test_a_step_that_is_skipped_in_fp16_is_saved_unless_the_scale_cannot_fall_fu
     assert ("step 8 was skipped, so it is not saved" in caplog.text) == (8 not in saved)
 
 
+@pytest.mark.slow
 def test_a_loss_that_stays_infinite_in_fp16_ends_the_run_though_no_gradient_overflows(train_config, monkeypatch):
     """The scale stays at 65,536: 16 steps more are allowed than in other types."""
     plant_nan(monkeypatch, range(4, 100), "loss")
@@ -402,6 +412,7 @@ def test_a_loss_that_stays_infinite_in_fp16_ends_the_run_though_no_gradient_over
         train(replace(config, eval_interval=100, checkpoint_interval=100, sample_tokens=0))
 
 
+@pytest.mark.slow
 def test_a_signal_after_a_skipped_step_loses_no_step_before_it(train_config, monkeypatch):
     plant_nan(monkeypatch, range(6, 8), "gradient")
     before_step(monkeypatch, 7, lambda run: os.kill(os.getpid(), signal.SIGTERM))
@@ -414,6 +425,7 @@ def test_a_signal_after_a_skipped_step_loses_no_step_before_it(train_config, mon
     assert load_checkpoint(Path(config.run_dir) / "checkpoints/last").meta.progress.step == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [2.0**16, 2.0**4])
 def test_a_run_in_fp16_goes_on_while_its_scale_can_fall(train_config, monkeypatch, scale):
     """Steps 5 to 10 overflow, more in a row than max_skipped_steps."""
@@ -429,6 +441,7 @@ def test_a_run_in_fp16_goes_on_while_its_scale_can_fall(train_config, monkeypatc
         train(config)
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_replace_no_checkpoint(train_config, monkeypatch, caplog):
     """The loss is finite all the same."""
 
@@ -443,6 +456,7 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(train_config, monkeyp
     assert load_checkpoint(Path(config.run_dir) / "checkpoints/last").meta.progress.step == 13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluation", [1, 2, 4])
 def test_an_evaluation_that_is_not_finite_is_no_best_one_and_fails_a_run_only_at_its_end(
     train_config, monkeypatch, caplog, evaluation

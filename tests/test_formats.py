@@ -180,6 +180,7 @@ def test_a_folder_of_texts_keeps_its_fingerprint_and_another_format_has_another(
 # CSV
 
 
+@pytest.mark.slow
 @given(
     stories=st.lists(
         st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30), min_size=1, max_size=6

@@ -106,6 +106,7 @@ def test_documents_are_channels_and_queries_before_their_text_see_nothing(given,
     assert folded(call)[1, :, :3].abs().max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_hundreds_of_documents_and_biases_of_ten_thousand_cost_no_digit_that_the_type_has(dtype):
     length = 1500

@@ -55,6 +55,7 @@ def random_logits(seed, B=3, V=30):
 # The filters and the draw.
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     st.integers(0, 10**6), st.floats(0.1, 3), st.integers(1, 40), st.floats(0.05, 1), st.floats(0, 0.5),
@@ -97,6 +98,7 @@ def kept_exactly(probabilities, p):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=12), st.data())
 def test_a_nucleus_is_that_of_exact_arithmetic_where_probabilities_are_binary_fractions(counts, data):
@@ -155,6 +157,7 @@ def test_a_token_without_probability_is_never_drawn(seed, u):
 # What a sample depends on.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "params"),
     [
@@ -184,6 +187,7 @@ def test_a_step_reads_its_tokens_back_from_the_device_once_and_nothing_else(devi
     assert device_reads.count("tolist") >= 12 and counts[1] - counts[0] == 12 - 4
 
 
+@pytest.mark.slow
 def test_a_sample_that_ends_leaves_the_others_as_they_would_be():
     gpt, prompts, seeds = byte_gpt(block_size=8), [[1], [2, 3], [1], [4]], [1, 2, 3, 4]
     whole = texts_of(gpt, prompts, seeds)
@@ -193,6 +197,7 @@ def test_a_sample_that_ends_leaves_the_others_as_they_would_be():
     assert len({len(part) for part in cut}) > 2
 
 
+@pytest.mark.slow
 def test_equal_prompts_are_read_once_and_of_a_long_one_the_tail_counts(monkeypatch):
     gpt, sizes, forward = byte_gpt(block_size=8), [], Decoder._forward
     note = lambda self, tokens, *given: sizes.append(len(tokens)) or forward(self, tokens, *given)  # noqa: E731
@@ -225,7 +230,7 @@ def test_a_model_of_states_reads_a_prompt_longer_than_its_block_whole():
 @pytest.mark.parametrize(
     "model_settings",
     some(
-        (dict(attention=name) for name in [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "delta+conv/sdpa+gate"]), 3
+        (dict(attention=name) for name in [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "delta+conv/sdpa+gate"]), 6
     )
     + OTHERS,
     ids=lambda one: one.get("attention") or "+".join(one),
@@ -266,6 +271,7 @@ def test_a_model_that_has_decoded_is_saved_opened_and_trained_as_before(tmp_path
             close(other.grad, weight.grad)
 
 
+@pytest.mark.slow
 def test_nothing_but_the_tokens_is_changed():
     gpt = byte_gpt(dropout=0.5).train()
     state, weights = torch.get_rng_state(), copy.deepcopy(gpt.state_dict())
@@ -278,6 +284,7 @@ def test_nothing_but_the_tokens_is_changed():
     assert gpt.training and decode_rate(gpt, steps=3) > 0 and gpt.training
 
 
+@pytest.mark.slow
 def test_padding_and_unused_ids_are_not_drawn():
     ranks = {bytes([byte]): byte for byte in range(256)}
     gaps = tiktoken.Encoding("gaps", pat_str=".", mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 260})
@@ -292,6 +299,7 @@ def test_padding_and_unused_ids_are_not_drawn():
         assert {token for text in drawn for token in text} <= {*range(256), 260}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_tokens_that_a_hook_on_lm_head_bans_are_never_drawn_and_the_others_as_without_them(count):
     gpt = byte_gpt()
@@ -361,6 +369,7 @@ def test_a_character_that_the_length_limit_cuts_is_left_out(stop):
         assert "".join(part for part, _ in written(b"a\xe6\xbcb\xff", max_new_tokens=length)) == shown
 
 
+@pytest.mark.slow
 def test_a_sample_ends_before_the_first_of_several_stop_strings_and_shows_nothing_of_it():
     left = {"d": "abc", "bcd cde": "a", "cde bcd": "a", "cd abcd": "", "efg": "abcdef", "\n f": "abcde", "a": ""}
     for stop, text in (left | {"abcdef": "", "f cdef": "ab", "fgh fg": "abcdef"}).items():
@@ -379,6 +388,7 @@ def test_a_sample_ends_before_the_first_of_several_stop_strings_and_shows_nothin
 UNICODE = st.text(st.sampled_from("aé漢字😀👩\u200d🚀e\u0301\ufffd🇫🇷ञि") | st.characters(codec="utf-8"), max_size=40)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     content=UNICODE.map(str.encode) | st.binary(max_size=30),
@@ -418,6 +428,7 @@ def test_logits_that_are_not_finite_are_an_error_whenever_they_come(first, param
     assert len(calls) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", "alibi", "learned"])
 @pytest.mark.parametrize("default", some([torch.bfloat16, torch.float64, "meta"], 3), ids=str)
 def test_a_text_does_not_depend_on_torchs_default_type_and_device(default, position):

@@ -366,6 +366,7 @@ def test_targets_of_minus_1_and_minus_100_count_nothing_and_what_is_no_id_is_an_
             gpt.loss(tokens, targets)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 @pytest.mark.usefixtures("unchecked")
 def test_a_traced_model_reads_texts_of_another_length():
@@ -386,6 +387,7 @@ def test_a_model_learns_by_its_loss_as_by_its_logits(settings):
         close(ours[name], parameter.grad)
 
 
+@pytest.mark.slow
 def test_the_logits_of_a_batch_are_never_held_at_once(monkeypatch):
     N, vocabulary = 4096, 1000
     monkeypatch.setitem(model.loss.LARGEST_CHUNK, "cpu", 4 * vocabulary * N // 16)

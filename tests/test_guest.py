@@ -236,6 +236,7 @@ KEPT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_train_leaves_everything_as_it_was(kind, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -261,6 +262,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_that_ends_early_leaves_everything_as_it_was(end, config, monkeypatch):
     kind, cause = ENDS[end]
@@ -275,6 +277,7 @@ def test_a_run_that_ends_early_leaves_everything_as_it_was(end, config, monkeypa
     assert_unchanged(before, state())
 
 
+@pytest.mark.slow
 def test_an_error_while_a_run_begins_or_ends_leaves_everything_as_it_was(config, monkeypatch):
     for where in ("training.start.build_run", "training.terminal.Terminal.__init__", "train.decode_rate"):
         with monkeypatch.context() as patched:
@@ -285,6 +288,7 @@ def test_an_error_while_a_run_begins_or_ends_leaves_everything_as_it_was(config,
             assert_unchanged(before, state())
 
 
+@pytest.mark.slow
 def test_draws_around_train_are_those_without_it_and_the_runs_are_those_without_draws(config, tmp_path):
     """A random search, as a program may make it."""
 
@@ -306,6 +310,7 @@ def test_draws_around_train_are_those_without_it_and_the_runs_are_those_without_
     assert all(torch.equal(tensor, other[name]) for other in weights for name, tensor in weights[0].items())
 
 
+@pytest.mark.slow
 def test_a_handler_that_is_not_pythons_stays(config, monkeypatch):
     """signal.signal() returns None for it, and does not take it back."""
     setting = signal.signal
@@ -478,6 +483,7 @@ def test_train_in_a_thread_of_a_program_leaves_everything_as_it_was(config):
     assert Path(config.run_dir, "checkpoints/step_2").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "index", "dsa"])
 def test_a_loss_as_a_forward_pass_trains_every_weight_under_ddp(attention, tmp_path):
     """DDP refuses a weight without a gradient in its second step: that of an indexer has none from the logits."""

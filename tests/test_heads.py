@@ -57,6 +57,7 @@ def test_the_even_average_has_the_most_entropy_that_its_window_and_documents_all
     assert apart.entropy[0] == pytest.approx([sum(map(math.log, sizes)) / 36])
 
 
+@pytest.mark.slow
 def test_figures_are_means_over_windows_and_queries_of_the_weights_of_the_forward_pass():
     gpt = random_gpt(attention="matmul")
     maps = torch.stack([attention_maps(gpt, window[None]) for window in TOKENS], dim=1)  # (L, B, H, T, T)
@@ -109,7 +110,7 @@ LENGTHS = [12, 5, 1, 8]
 EVERY = [*FORMS, *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)), "mla+diff+sink/delta+conv"]
 
 
-@pytest.mark.parametrize("attention", some(EVERY, 6))
+@pytest.mark.parametrize("attention", some(EVERY, 12))
 @pytest.mark.parametrize("padding", [0, 60])
 def test_figures_of_padded_texts_and_of_documents_are_those_of_each_text_alone(attention, padding):
     """The means of the texts alone, by the number of their queries."""

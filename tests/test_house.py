@@ -38,6 +38,7 @@ def test_a_command_imports_downwards_only(name, forbidden):
     assert {module.partition(".")[0] for module in imported(ROOT / f"{name}.py")} & forbidden == set()
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle():
     files = {file.relative_to(ROOT).with_suffix(""): file for room in ROOMS for file in (ROOT / room).rglob("*.py")}
     modules = {".".join(path.parts).removesuffix(".__init__"): file for path, file in files.items()}
@@ -64,6 +65,7 @@ def nodes_of_the_product() -> list[tuple[Path, ast.AST]]:
     return [(file, node) for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
 
 
+@pytest.mark.slow
 def test_an_assignment_has_one_value_and_few_stand_inside_an_expression():
     assigned, packed, inside = [], [], []
     for file, node in nodes_of_the_product():
@@ -78,6 +80,7 @@ def test_an_assignment_has_one_value_and_few_stand_inside_an_expression():
     assert len(inside) <= 15, inside
 
 
+@pytest.mark.slow
 def test_a_docstring_begins_with_a_short_line():
     long = []
     for file, node in nodes_of_the_product():

@@ -404,6 +404,7 @@ def test_an_exported_checkpoint_comes_back_as_the_same_one(tmp_path, capsys):
     assert back.tokenizer.eot_token == original.tokenizer.eot_token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2"])
 @torch.inference_mode()
 def test_auto_classes_load_it_and_write_what_we_write_alone_and_in_a_padded_batch(kind, tmp_path):
@@ -459,6 +460,7 @@ def unusable(tmp_path_factory) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "message"), REFUSED, ids=[str(wrong)[1:-1] for wrong, _ in REFUSED])
 def test_what_cannot_be_exported_is_refused_in_a_sentence_and_leaves_nothing(wrong, message, unusable):
     before = sorted(unusable.iterdir())
@@ -467,6 +469,7 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence_and_leaves_nothing(wro
     assert "\n" not in str(refused.value) and sorted(unusable.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_the_card_of_a_folder_has_settings_figures_a_sample_and_code_that_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("transformers")
     folder = save(tmp_path / "step_1")
@@ -498,6 +501,7 @@ def test_the_card_of_a_folder_has_settings_figures_a_sample_and_code_that_runs(t
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_card_of_a_model_that_was_not_evaluated_or_cannot_write_says_so(tmp_path):
     save(tmp_path / "step_1")
     export(ExportConfig(checkpoint=str(tmp_path / "step_1"), to=str(tmp_path / "out")))

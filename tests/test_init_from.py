@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_gpt, run_here
+from conftest import random_gpt, run_here, some
 from test_resume import assert_same_run, stopped
 
 from common.errors import SettingsError
@@ -46,6 +46,7 @@ def other_text(train_config: TrainConfig, tmp_path: Path) -> TrainConfig:
     return replace(train_config, sample_tokens=0)
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_weights_shape_and_tokenizer_it_is_given(pretrained, other_text):
     source = open_checkpoint(pretrained)
     with open_run(replace(other_text, init_from=pretrained)) as run:
@@ -105,6 +106,7 @@ def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other
     assert not list(tmp_path.parent.glob("*escaped*")) and not list(tmp_path.glob("*escaped*"))
 
 
+@pytest.mark.slow
 def test_a_model_that_the_weights_are_not_is_refused(pretrained, text_file, tmp_path):
     refusals = {
         "model.n_layer=6 model.n_head=2": "model.n_layer=6 (it has 2)",
@@ -123,6 +125,7 @@ def test_a_model_that_the_weights_are_not_is_refused(pretrained, text_file, tmp_
         assert "n_head=2 (" not in result.stderr and not list(tmp_path.glob("outputs/*/*/checkpoints"))
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_new_and_all_else_the_pretrained_models(pretrained, text_file, tmp_path):
     asked = dict(attention="matmul", attention_window=9, rope_theta=5e4, rope_scaling="linear", rope_scaling_factor=2.0)
     asked |= dict(block_size=24, vocab_size=320, dropout=0.2, attention_dropout=0.1, n_layer=2)
@@ -261,7 +264,7 @@ def test_a_low_rate_of_the_matrices_alone_is_told_with_the_others_which_null_mak
     assert [message[: len(wanted)] for message in said] == [wanted] * bool(RATES[rates])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "matmul+gate+sink", "delta", "mla"])
+@pytest.mark.parametrize("attention", some(["matmul+gate+sink", "sdpa", "delta", "mla"], 2))
 @pytest.mark.parametrize("parts", [["token_embedding", "blocks.0"], ["lm_head"], ["blocks.0.mlp", "final_norm"]])
 def test_frozen_parts_stay_to_the_bit_and_the_others_get_the_gradients_that_they_had(other_text, attention, parts):
     config = replace(other_text, model=replace(other_text.model, attention=attention, n_layer=2, dropout=0.0))
@@ -286,6 +289,7 @@ def test_frozen_parts_stay_to_the_bit_and_the_others_get_the_gradients_that_they
         assert weights[1][name] == weights[0][name] or is_frozen[name]
 
 
+@pytest.mark.slow
 def test_a_frozen_run_resumes_to_its_bits_and_with_other_parts_only_if_that_is_allowed(other_text, tmp_path):
     config = replace(other_text, freeze=["blocks.0", "token_embedding"], max_steps=6, eval_interval=6)
     train(replace(config, run_dir=str(tmp_path / "whole")))

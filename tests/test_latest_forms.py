@@ -227,6 +227,7 @@ def test_walls_keys_fade_channel_by_channel_on_their_way_to_a_query(settings):
     exact(made(x), made.merge(scores.softmax(-1) @ v))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0.0, 4.0, -4.0])
 @pytest.mark.parametrize("T", some([1, 5, 31, 129, 300], 2))
 def test_products_that_fade_are_their_definition_in_any_length_however_strong_the_decay(T, shift):
@@ -273,6 +274,7 @@ def test_a_relative_bias_is_inklings(block_size):
     begins_as("sdpa", "sdpa+relative")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attention", ["parallax", "wall", "sdpa+relative", "wall+relative+sink+window", "parallax+diff"]
 )

@@ -103,6 +103,7 @@ def test_a_stopped_sweep_saves_its_job_and_goes_on_with_it(tmp_path):
         assert not list(tmp_path.rglob("*.unfinished")) and not (tmp_path / "here/1").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no new parent for a process")
 def test_a_worker_ends_with_the_sweep_that_was_killed():
     worker = (
@@ -164,6 +165,7 @@ def test_every_launcher_has_settings_that_can_be_read_and_changed(tmp_path, laun
         assert (settings["partition"], settings["timeout_min"], settings["setup"]) == ("gpu", 90, ["module load cuda"])
 
 
+@pytest.mark.slow
 @needs_joblib
 def test_a_sweep_whose_jobs_are_in_its_own_process_does_not_end_with_the_shell(tmp_path, monkeypatch):
     watched = []
@@ -196,6 +198,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @needs_joblib
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_ends_in_one_sentence_and_status_1(mistake, tmp_path):

@@ -62,6 +62,7 @@ def combinations() -> list[str]:
     return [*check.combinations()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("each", [30, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_check_of_every_form_and_modifier_passes_and_says_so(each, monkeypatch, capsys):
@@ -86,6 +87,7 @@ def test_every_check_of_every_form_and_modifier_passes_and_says_so(each, monkeyp
     assert chooses >= {"moba", "index"}
 
 
+@pytest.mark.slow
 def test_a_check_of_some_names_is_of_these_alone_and_refuses_others(capsys):
     assert check.main(["sdpa+gate", "delta"]) == 0
     printed = capsys.readouterr().out
@@ -145,6 +147,7 @@ def test_a_layer_that_is_not_finite_or_not_repeatable_is_refused(monkeypatch, at
         check.make_layer("sdpa")
 
 
+@pytest.mark.slow
 def test_failures_are_counted_and_become_the_exit_status(monkeypatch, capsys):
     monkeypatch.setitem(FORMS, "sdpa", broken(is_causal=False))
     assert check.main(["sdpa"]) == 1
@@ -333,6 +336,7 @@ def test_names_that_mean_nothing_together_are_refused_in_a_sentence(attention, w
             layer(each, attention_window=3 if "window" in each else None)
 
 
+@pytest.mark.slow
 @some_forms
 def test_a_form_refuses_what_would_change_something_that_it_has_not(form):
     lacks = {"average": "rotation queries keys values scores result", "simple": "queries keys values scores result"}
@@ -435,6 +439,7 @@ def test_the_constructor_of_a_form_of_ones_own_may_take_the_settings_alone(argum
     assert [layer.modifiers["conv"].layer_idx for layer in gpt.attentions] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_index_chooses_the_nearer_of_equal_keys_however_the_text_is_read():
     torch.manual_seed(0)

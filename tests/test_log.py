@@ -87,12 +87,14 @@ def test_every_field_of_a_summary_is_read_as_it_was_written(tmp_path):
     assert read_summary(tmp_path) == whole and None not in asdict(whole).values()
 
 
+@pytest.mark.slow
 def test_a_finished_run_on_text_fills_every_number_of_its_summary_but_the_accuracy_of_a_task(documents):
     train(documents)
     summary = read_summary(Path(documents.run_dir))
     assert [name for name in NUMBERS if getattr(summary, name) is None] == ["val_accuracy"]
 
 
+@pytest.mark.slow
 def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, monkeypatch, caplog):
     def full_disk(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -107,6 +109,7 @@ def test_loggers_that_fail_are_told_no_more_and_the_run_goes_on(train_config, mo
     assert (Path(train_config.run_dir) / "checkpoints/last").exists()
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_counted_in_a_row_and_do_not_keep_the_end_from_being_saved(train_config, monkeypatch, caplog):
     def step(run, number, step=train_module.train_step):
         run.loss_divisor = math.nan if number in (0, 2, 3) else 128
@@ -153,6 +156,7 @@ def test_a_task_is_described_and_ends_in_nats_an_answer(train_config, caplog):
     assert "\nbest validation loss 2." in caplog.text and caplog.text.count("nats/answer") == 2
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar_that_moves_with_every_step_and_says_where_the_run_is(train_config, monkeypatch):
     seen, on_step = [], Terminal.on_step
     monkeypatch.setattr(training.terminal, "progress_bar", partial(tqdm, file=io.StringIO()))
@@ -164,6 +168,7 @@ def test_a_terminal_shows_a_bar_that_moves_with_every_step_and_says_where_the_ru
     assert postfix.startswith("loss ") and f"epoch {20 * train_config.tokens_per_step / tokens:.2f}" in postfix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_steps", [20, None])
 def test_the_bar_is_cut_at_the_terminals_width(train_config, max_steps, monkeypatch):
     drawn = io.StringIO()
@@ -197,6 +202,7 @@ def test_mfu_stands_beside_the_speed_of_a_gpu_whose_peak_is_known(name, peak, tr
     assert ("MFU" in terminal.figures) == (peak is not None)
 
 
+@pytest.mark.slow
 def test_without_a_terminal_a_line_comes_every_half_minute(train_config, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "tinygpt")
     now = [0.0]
@@ -208,6 +214,7 @@ def test_without_a_terminal_a_line_comes_every_half_minute(train_config, monkeyp
     assert lines == ["step 4 of 20", "step 8 of 20", "step 12 of 20", "step 16 of 20", "step 20 of 20", "step 20"]
 
 
+@pytest.mark.slow
 def test_the_log_tells_of_both_parts_of_a_stopped_run_and_the_summary_of_the_signal(train_config):
     config = replace(train_config, sample_tokens=0, batch_size=4)
     again = stopped(config, 5)
@@ -232,6 +239,7 @@ def documents(train_config, tmp_path):
     return replace(train_config, data=data, model=replace(train_config.model, zero_init=False))
 
 
+@pytest.mark.slow
 def test_a_long_validation_text_is_scored_in_part_saying_so_with_the_error_over_documents(documents, monkeypatch):
     with open_run(documents) as run:
         whole = evaluate(run.model, run.data, 8, run.autocast)
@@ -246,6 +254,7 @@ def test_a_long_validation_text_is_scored_in_part_saying_so_with_the_error_over_
         assert f"({part.tokens:,} in the last evaluation)" in "\n".join(describe(run.config, run.data, run.model))
 
 
+@pytest.mark.slow
 def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(documents):
     documents.data.document_mask = True
     with open_run(replace(documents, precision="bf16")) as run:

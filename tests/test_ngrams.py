@@ -64,6 +64,7 @@ def test_no_product_leaves_64_bits_and_rows_are_evenly_used(top):
     assert len(ngram_hashes([*grid.T])[1].unique()) > 65_500
 
 
+@pytest.mark.slow
 def test_tables_are_counted_apart_begin_small_and_are_left_to_adamw(train_config):
     config = GPTConfig(vocab_size=61, **TABLES)
     model, plain = GPT(config), GPT(replace(config, ngrams=None))
@@ -77,6 +78,7 @@ def test_tables_are_counted_apart_begin_small_and_are_left_to_adamw(train_config
     assert "ngrams 3,392" in planned and "(3,392 in tables of n-grams)" in planned
 
 
+@pytest.mark.slow
 def test_a_run_says_what_a_token_reads_and_keeps_the_sizes(train_config, tmp_path, caplog):
     config = replace(train_config, model=replace(train_config.model, **TABLES), sample_tokens=0, max_steps=1)
     caplog.set_level("INFO", "tinygpt")

@@ -100,6 +100,7 @@ def test_a_copy_without_git_does_not_take_the_commit_of_a_repository_around_it(t
     assert commit_of(tmp_path / "copy") is None and commit_of(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_a_run_names_its_code_and_one_that_resumes_with_other_code_says_so(train_config, monkeypatch, caplog):
     train_config = replace(train_config, sample_tokens=0, max_steps=2)
@@ -149,6 +150,7 @@ def test_a_table_tells_versions_of_a_persons_file_apart_that_one_row_would_mix(t
     assert "code_hash" not in markdown(read_jobs(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_table_tells_versions_of_the_text_apart_and_knows_a_copy_of_it(tmp_path):
     asked = ["-m", "hydra.sweep.dir=here", *tiny(tmp_path, max_steps=2)]
     text = tmp_path / "text.txt"

@@ -28,6 +28,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "my files, 1"
 
 
+@pytest.mark.slow
 def test_an_experiment_stands_in_a_folder_of_ones_own(folder):
     (folder / "experiment/small.yaml").write_text(SMALL)
     for typed in (["--config-dir=my files, 1"], ["--config-dir", str(folder)], ["-cd", "my files, 1"]):

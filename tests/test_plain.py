@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from conftest import close
 
@@ -43,6 +44,7 @@ def test_logits_loss_and_gradients_are_the_same():
         close(one.grad, other.grad, atol=1e-5 + 1e-4 * float(other.grad.abs().max()))
 
 
+@pytest.mark.slow
 def test_a_context_beyond_the_block_is_cut_to_its_end():
     plain, gpt = both()
     torch.nn.init.normal_(plain.lm_head.weight)
@@ -53,6 +55,7 @@ def test_a_context_beyond_the_block_is_cut_to_its_end():
         assert torch.equal(text[:, end - 1], gpt(text[:, max(0, end - 49) : end - 1], last=True)[:, 0].argmax(-1))
 
 
+@pytest.mark.slow
 def test_top_k_draws_the_likeliest_tokens_alone_in_their_proportions():
     plain, _ = both()
     torch.nn.init.normal_(plain.lm_head.weight)
@@ -64,6 +67,7 @@ def test_top_k_draws_the_likeliest_tokens_alone_in_their_proportions():
     close(shares, p / p.sum(), atol=0.03)
 
 
+@pytest.mark.slow
 def test_the_loop_learns_a_text_that_repeats_and_keeps_what_it_scores(tmp_path):
     torch.manual_seed(0)
     text = torch.arange(7).repeat(60)

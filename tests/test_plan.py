@@ -124,6 +124,7 @@ def recorded_peak(config: TrainConfig) -> int:
     return max(accumulate(size for _, size in sorted(sizes)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attention",
     some(["softcap+forget+sink", "sdpa", "sdpa+window", "sigmoid", "sparsemax", "stick", "moba", "index"], 4),
@@ -150,6 +151,7 @@ def test_on_a_gpu_chunks_hold_more_than_fused_attention_does():
     assert held["sigmoid"] + chunk < held["stick"] < held["sigmoid"] + 3 * chunk
 
 
+@pytest.mark.slow
 def test_muon_holds_no_more_where_it_moves_all_matrices_at_once_as_on_a_gpu(monkeypatch):
     """A dry run takes a CPU's steps, one matrix after the other."""
     config = TrainConfig(model=GPTConfig(n_layer=4, n_head=4, n_embd=128, block_size=8, vocab_size=257), batch_size=1)
@@ -180,6 +182,7 @@ def test_predicting_takes_no_memory_and_less_is_predicted_where_less_is_kept(tra
     assert predict_memory(train_step, dropped, 4, on_gpu=True) == without != predict_memory(train_step, dropped, 4)
 
 
+@pytest.mark.slow
 def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config, monkeypatch):
     monkeypatch.setattr(plan, "seconds_per_step", lambda step, config, micro, **_: (0.5, micro, 0.5))
     config = replace(train_config, eval_interval=10**6, micro_batch_size=2)
@@ -223,6 +226,7 @@ def test_a_step_is_measured_on_the_windows_of_a_micro_batch_unless_one_takes_too
         taken.clear()
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_run_that_compiles_measures_both_ways(train_config, monkeypatch):
     def seconds(train_step, config, *, compiled, micro, **_):
         """Compiled, twice as fast, after 20 s."""
@@ -252,6 +256,7 @@ def test_memory_is_predicted_of_every_form_and_modifier(train_config):
     assert predicted.weights == 4 * count_parameters(without_weights(model)).total()
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_gpu_says_whether_it_fits_and_its_time(train_config):
     config = replace(train_config, batch_size=16, max_steps=10**14, plan=PlanConfig(device="h100"))
     lines = {line.split()[0]: line for line in plan_run(train_step, config).splitlines()}
@@ -282,6 +287,7 @@ def test_a_plan_that_cannot_be_is_refused_before_the_text_is_prepared(
         plan_run(train_step, replace(train_config, **settings, plan=PlanConfig(device=device)))
 
 
+@pytest.mark.slow
 def test_from_the_command_line_a_dry_run_leaves_nothing(text_file, tmp_path):
     settings = f"""dry_run=true data.path={text_file} data.cache_dir={tmp_path}/cache tokenizer=byte model.n_layer=1
         model.n_embd=32 model.block_size=16 device=cpu"""
@@ -309,6 +315,7 @@ def test_running_out_of_memory_names_a_smaller_micro_batch(train_config, monkeyp
         train(replace(train_config, batch_size=size))
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_later_names_the_checkpoint_to_go_on_from(train_config, monkeypatch):
     def full(run):
         raise MemoryError
@@ -378,6 +385,7 @@ def sized(train_config, monkeypatch, minutes, count):
     return lines, from_arguments(TrainConfig, named[1].split())
 
 
+@pytest.mark.slow
 def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
     lines, named = sized(train_config, monkeypatch, 0.5, count=4000)
     assert len(lines) == 2  # no warning of too little text
@@ -413,6 +421,7 @@ def test_a_text_that_is_read_more_than_four_times_gets_dropout(train_config, mon
     assert models[0] == models[1] == models[2]
 
 
+@pytest.mark.slow
 def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_config):
     config = replace(train_config, run_dir=None, resume=train_config.run_dir)
     assert "\nsize " not in plan_run(train_step, config)
@@ -433,6 +442,7 @@ def test_the_pages_memory_of_a_cloud_gpu_is_the_predicted_one(tmp_path):
     assert f"memory    {told} in a training step: " in done.stdout, done
 
 
+@pytest.mark.slow
 def test_a_plan_knows_the_parts_that_a_run_freezes(train_config):
     train_config.model.vocab_size = 257
     config = replace(train_config, freeze=["token_embedding", "blocks.0"], dry_run=True)

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tiktoken
-from conftest import split_patterns
+from conftest import some, split_patterns
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -74,6 +74,7 @@ def text_file(tmp_path) -> Path:
 # What ends up in the files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
 def test_nasty_documents_become_the_tokens_of_each_after_its_mark_in_order(tmp_path, tokenizer):
     texts = [*NASTY, *essays(2000)]
@@ -110,6 +111,7 @@ def test_a_folder_of_the_cache_is_nanogpts_train_bin_and_val_bin(tmp_path, text_
     assert (prepare.token_dtype(65_536), prepare.token_dtype(65_537)) == (np.dtype("<u2"), np.dtype("<u4"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [100_000, 10**9])
 def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monkeypatch, head):
     monkeypatch.setattr(prepare, "HEAD", head)  # the last file is beyond the first
@@ -144,7 +146,8 @@ LINES_WITHOUT_SPACES = {
 }
 
 
-@pytest.mark.parametrize("name", LINES_WITHOUT_SPACES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", some(LINES_WITHOUT_SPACES, 3))
 def test_a_text_without_a_space_becomes_tokens_and_comes_back(tmp_path, name):
     text = LINES_WITHOUT_SPACES[name]
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
@@ -183,6 +186,7 @@ def split_texts(texts: list[str], fraction: float, longest: int = LONGEST) -> di
 PREFIXES = ["a", "aa", "aa", "aa", "aa", "a ", "aaaa", "aaaa", "aaa ", "aaa ", "aaaaa", "aaaa\n", "aaa a"]
 
 
+@pytest.mark.slow
 @example(texts=[*PREFIXES, "a" * 6, "a" * 7, "a" * 8, "a"], fraction=0.5, longest=8, head=1)
 @given(
     texts=st.lists(st.text("ab \n", max_size=60), max_size=30),
@@ -285,7 +289,8 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", some(["byte", "bpe"], 2))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_held_out_text_that_the_training_text_has_in_another_layout_is_told(tmp_path, name, tokenizer):
     texts = essays(150)
@@ -358,6 +363,7 @@ def test_a_validation_text_that_cannot_be_read_is_refused_by_its_own_name(tmp_pa
 # Separators
 
 
+@pytest.mark.slow
 def test_a_separator_is_typed_with_escapes_and_one_that_is_nowhere_is_refused_with_the_one_that_is(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("\n\n\n".join(essays(300)))
@@ -399,6 +405,7 @@ def test_a_second_run_reads_no_text_and_trains_no_tokenizer(tmp_path, text_file,
     assert second.train.tolist() == first.train.tolist() and isinstance(second.train.base, np.memmap)
 
 
+@pytest.mark.slow
 def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
     changes = [{}, {"name": "bpe"}, {"name": "bpe", "vocab_size": 301}, {"val_fraction": 0.2}]
     changes += [{"encoding": train_bpe([text_file.read_text()], size)} for size in (258, 259)]
@@ -450,6 +457,7 @@ def test_one_that_does_not_prepare_waits_for_the_tokens_of_another(tmp_path, tex
     assert log == [] and [found.fingerprint] == [one.fingerprint for one in waited]
 
 
+@pytest.mark.slow
 def test_stories_of_one_file_are_documents_held_out_whole_and_null_makes_it_one(tmp_path):
     (tmp_path / "a.txt").write_text(f"{END_OF_TEXT}\n".join(essays(1000)))
     data = prepared(tmp_path, tmp_path / "a.txt")
@@ -481,6 +489,7 @@ print('TOKENS', len(ready.train), flush=True)
     return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_two_runs_that_start_at_once_prepare_once_also_when_the_first_is_killed(tmp_path, text_file):
     first = start(tmp_path, text_file, before="print('HERE', flush=True); time.sleep(60)")
     while first.stdout.readline() != "HERE\n":
@@ -561,6 +570,7 @@ def test_a_split_shorter_than_a_window_is_refused_with_the_remedy(tmp_path, text
         replace(data, block_size=10_000).check()
 
 
+@pytest.mark.slow
 def test_the_remedy_for_a_short_split_names_settings_that_the_text_has_and_that_make_it_longer(tmp_path, text_file):
     def remedy(**settings) -> str:
         """The remedy for a window that is longer than the text."""
@@ -747,6 +757,7 @@ def test_a_field_that_no_table_of_a_mixed_folder_has_is_refused_with_those_it_ha
         prepare.make_folder(tmp_path / "made", source, TokenizerConfig(name="byte"), lambda line: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "told"), [(14_000, True), (2_000, False)])
 def test_long_documents_beside_many_short_ones_are_told_as_never_held_out(length, told, tmp_path):
     (tmp_path / "texts").mkdir()

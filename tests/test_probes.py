@@ -105,6 +105,7 @@ def test_the_command_writes_figures_into_the_run_and_prints_them(tmp_path):
     assert again.returncode == 1 and "error: python docs/probes.py [CHECKPOINT [TEXT]] is wanted" in again.stderr
 
 
+@pytest.mark.slow
 def test_no_document_begins_between_the_two_copies(tmp_path, monkeypatch):
     model, tokenizer = random_gpt(vocab_size=257, block_size=512), make_tokenizer(TokenizerConfig(name="byte"), ())
     save_checkpoint(tmp_path / "saved", model=model, tokenizer=tokenizer, config=TrainConfig(model=model.config))

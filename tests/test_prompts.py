@@ -63,6 +63,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", EXPECTED, ids=["lines", "JSON lines"])
 def test_each_prompt_has_the_samples_that_it_has_alone_in_their_order(write, checkpoint, tmp_path, prompts):
     results = write(prompts, seed=3, num_samples=2)
@@ -84,6 +85,7 @@ def test_results_alone_are_of_one_prompt_and_prompts_alone_go_to_standard_output
     assert json.loads(done.stdout) == one[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", some([3, 30, 31, 40], 2))
 @pytest.mark.parametrize("cut", [0, 5])
 def test_a_killed_run_goes_on_to_the_same_bytes(write, tmp_path, monkeypatch, steps, cut):

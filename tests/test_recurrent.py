@@ -108,7 +108,7 @@ def test_the_gated_delta_rule_begins_with_heads_that_fade_from_slowly_to_fast():
         close(F.softplus(made.fade.bias), torch.full_like(made.fade.bias, 0.01))
 
 
-@pytest.mark.parametrize("attention", ["linear", "retention", "delta", "delta+key_offset+value_residual"])
+@pytest.mark.parametrize("attention", some(["delta", "linear", "retention", "delta+key_offset+value_residual"], 2))
 @pytest.mark.parametrize("borders", [(1, 63, 64, 65, 150), (30, 128), (100,), (64, 127, 129, 192)], ids=str)
 @torch.no_grad()
 def test_documents_longer_and_shorter_than_a_chunk_are_each_as_alone(attention, borders):

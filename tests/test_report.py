@@ -72,6 +72,7 @@ def sweep(tmp_path) -> Path:
     return folder / "report.html"
 
 
+@pytest.mark.slow
 def test_the_page_holds_what_was_written_and_what_the_heads_did_at_each_evaluation(train_config, monkeypatch):
     live, told = [], Report.on_step
     look = lambda self: live.append(run_page(self.run.directory)) or told(self)  # noqa: E731
@@ -94,6 +95,7 @@ def test_a_title_has_one_layer_and_several_heads():
     assert shape("sdpa", 2, "1", 32) == "sdpa, 2 layers × 1 head × 32 wide"
 
 
+@pytest.mark.slow
 def test_maps_of_a_repeated_text_are_the_models_weights(train_config, monkeypatch):
     found, noted = [], Report.note
     monkeypatch.setattr(Report, "note", lambda self, **known: found.append((known, self.run)) or noted(self, **known))
@@ -279,6 +281,7 @@ def test_a_persons_text_stands_in_the_direction_of_its_first_letter(foreign_page
     assert browse(foreign_pages["demo"], script) == ["rtl", "plaintext", "plaintext", True, "auto"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_page_of_one_that_was_not_stopped(train_config, tmp_path, monkeypatch):
     train_config = replace(train_config, max_steps=8, eval_interval=4, checkpoint_interval=4)
     train(train_config)
@@ -298,6 +301,7 @@ def test_a_resumed_run_has_the_page_of_one_that_was_not_stopped(train_config, tm
     assert [note["step"] for note in parts["begun"]] == [0, 6]
 
 
+@pytest.mark.slow
 def test_the_page_is_drawn_every_ten_seconds_and_for_a_hundredth_of_the_time(train_config, monkeypatch):
     now, drawn = [0.0], []
 
@@ -318,6 +322,7 @@ def test_the_page_is_drawn_every_ten_seconds_and_for_a_hundredth_of_the_time(tra
     assert drawn == [4, 8, 12, 19, 20]
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_shortest_run_has_a_page_and_one_without_runs_is_refused(
     train_config, tmp_path, monkeypatch, capsys
 ):

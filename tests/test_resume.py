@@ -138,6 +138,7 @@ def test_a_stopped_and_crashed_run_ends_as_the_uninterrupted_one_to_the_bit(conf
     assert read_summary(Path(again.run_dir)).status == "finished"
 
 
+@pytest.mark.slow
 def test_a_run_stopped_at_its_last_step_is_finished_when_it_was_evaluated(config, tmp_path):
     config.run_dir = str(tmp_path / "outputs/run")
     again = stopped(config, config.max_steps - 1)
@@ -152,6 +153,7 @@ def test_a_run_stopped_at_its_last_step_is_finished_when_it_was_evaluated(config
     assert find_run("auto", str(tmp_path / "outputs")) is None
 
 
+@pytest.mark.slow
 def test_a_larger_budget_goes_on_where_a_finished_run_ended(config):
     a_step = flops_per_token(without_weights(replace(config.model, vocab_size=257))) * 6 * 16
     budgets = [(7, {"max_steps": 7}), (9, {"max_steps": None, "max_flops": 9 * a_step}), (9, {"max_steps": 9})]
@@ -176,6 +178,7 @@ def test_counts_and_seconds_go_on_after_a_save_and_where_a_stopped_run_left_them
 # Only as the same run
 
 
+@pytest.mark.slow
 def test_settings_that_change_the_result_are_named_and_refused_and_others_may_change(config, text_file, caplog):
     train(replace(config, max_steps=7))
     again = replace(config, resume=config.run_dir, max_steps=8)
@@ -215,6 +218,7 @@ def test_a_run_had_the_default_of_a_setting_that_is_younger():
         check_settings(now | {"seed": 2}, saved, {"grad_clip": 1}, data="text")
 
 
+@pytest.mark.slow
 def test_from_the_command_line_a_run_has_its_own_settings_but_for_what_is_typed(text_file, tmp_path):
     begin = [*tiny(text_file), "seed=5", "optimizer=adamw", "sample_prompt=${x}", "schedule.warmup_steps=1"]
     assert run_here("train.py", *begin, "max_steps=2", cwd=tmp_path).returncode == 0
@@ -238,6 +242,7 @@ def test_from_the_command_line_a_run_has_its_own_settings_but_for_what_is_typed(
         assert refused.returncode == 1 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_checkpoint_of_another_place_chooses_no_places_and_no_services(config, tmp_path, moved):
     train(replace(config, max_steps=7))
@@ -256,6 +261,7 @@ def test_a_checkpoint_of_another_place_chooses_no_places_and_no_services(config,
         assert "wandb.mode=online finds no API key" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_moved_run_asks_for_the_place_of_its_text(config, tmp_path):
     stopped(replace(config, run_dir=str(tmp_path / "old/outputs/run")), 3)
     (tmp_path / "old").rename(tmp_path / "new")
@@ -264,6 +270,7 @@ def test_a_moved_run_asks_for_the_place_of_its_text(config, tmp_path):
     assert "data=files has nothing to read: give data.path=" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shorter", [{"max_steps": 2}, {"max_steps": None, "max_flops": 1.0}])
 def test_a_run_is_not_finished_by_an_end_that_it_has_passed(config, shorter):
     stopped(config, 4)
@@ -274,6 +281,7 @@ def test_a_run_is_not_finished_by_an_end_that_it_has_passed(config, shorter):
     assert last.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [{"max_steps": 2}, {"max_steps": None, "max_minutes": 1e-9}])
 def test_a_finished_run_says_what_to_raise_until_it_is_raised(config, end, caplog):
     caplog.set_level(logging.INFO, "tinygpt")
@@ -287,6 +295,7 @@ def test_a_finished_run_says_what_to_raise_until_it_is_raised(config, end, caplo
     assert caplog.messages.count(said) == 1 and steps_of(config.run_dir)[-1] == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_elsewhere_says_what_differs_and_elsewhere_only(config, caplog):
     caplog.set_level(logging.INFO, "tinygpt")
     train(replace(config, max_steps=2))
@@ -299,6 +308,7 @@ def test_a_run_that_goes_on_elsewhere_says_what_differs_and_elsewhere_only(confi
     assert f"with threads {torch.get_num_threads()} (was 64): the same text in the same order" in caplog.text
 
 
+@pytest.mark.slow
 def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config, tmp_path, monkeypatch):
     outputs = tmp_path / "outputs"
     for age, (name, stops) in enumerate({"first": 3, "second": 4, "complete": None}.items()):
@@ -320,6 +330,7 @@ def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config,
 # What is damaged, forged or somebody else's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "meta.json"])
 def test_a_damaged_checkpoint_is_passed_over_saying_so_and_set_aside(config, tmp_path, caplog, member):
     config = replace(config, max_steps=8, checkpoint_interval=3, eval_interval=100)
@@ -339,6 +350,7 @@ def test_a_damaged_checkpoint_is_passed_over_saying_so_and_set_aside(config, tmp
     assert len([*last.parent.glob("damaged_step_8_*")]) == 1 and not [*last.parent.glob(".*")]
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_run_whose_links_have_become_folders_goes_on(config, tmp_path):
     train(replace(config, max_steps=8))
     shutil.copytree(config.run_dir, copy := tmp_path / "copy")  # follows the links
@@ -349,6 +361,7 @@ def test_a_copy_of_a_run_whose_links_have_become_folders_goes_on(config, tmp_pat
     assert_same_run(config.run_dir, copy)
 
 
+@pytest.mark.slow
 def test_a_run_without_its_optimizers_states_is_refused_with_the_way_to_use_its_weights(config, tmp_path):
     train(replace(config, max_steps=4, checkpoint_interval=2))
     for state in Path(config.run_dir).glob("checkpoints/step_*/optimizer.safetensors"):
@@ -371,6 +384,7 @@ FORGED = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_whose_only_checkpoint_is_unusable_is_refused_in_a_sentence_and_stays_as_it_is(train_config, tmp_path):
     train(replace(train_config, max_steps=1, sample_tokens=0))
     states = {"another state": safetensors.torch.save({"x": torch.zeros(2)}), "pickle": pickle.dumps(Path("x"))}
@@ -393,6 +407,7 @@ def test_a_run_whose_only_checkpoint_is_unusable_is_refused_in_a_sentence_and_st
         assert {path: path.stat().st_size for path in run.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_a_strangers_run_with_a_link_or_a_fifo_for_a_log_cuts_and_writes_nothing(train_config, tmp_path):
     train(replace(train_config, max_steps=1, sample_tokens=0))
     outside = tmp_path / "outside.txt"
@@ -411,6 +426,7 @@ def test_a_strangers_run_with_a_link_or_a_fifo_for_a_log_cuts_and_writes_nothing
 # Two at once
 
 
+@pytest.mark.slow
 def test_a_run_directory_that_was_used_while_this_process_prepared_is_refused(config, monkeypatch):
     open_data = training.start.open_data
 

@@ -49,6 +49,7 @@ def test_positions_count_on_from_the_past_up_to_the_last_of_any_length(T):
     close(turned(rope, x), turned(rope, x, torch.arange(T)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("dtype", "step"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 def test_angles_are_float32_and_half_precision_is_rounded_once_and_after_the_rotation(dtype, step):

@@ -183,9 +183,9 @@ def logits(model, decoder_class, attach=lambda model: None, late=False):
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "between two tokens"])
+@pytest.mark.parametrize("late", some([True, False], 2), ids=["between two tokens", "before"])
 @pytest.mark.parametrize("way", some(WAYS, 2))
-@pytest.mark.parametrize("trains", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("trains", some([False, True], 2), ids=["eval", "train"])
 def test_code_that_is_attached_to_a_model_acts_while_one_text_is_written(way, late, trains):
     model = random_gpt(dropout=0.5 if trains else 0.0).train(trains)
     other = copy.deepcopy(model).eval()
@@ -348,7 +348,7 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("trains", some([False, True], 2))
 def test_what_people_do_with_weights_works_before_and_while_a_text_is_written_and_after_it(use, trains):
     model = random_gpt(vocab_size=257, n_embd=128).train(trains)
     layout = {name: (id(weight), weight.stride()) for name, weight in model.named_parameters()}

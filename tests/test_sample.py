@@ -50,6 +50,7 @@ def say(run_directory, capsys):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_samples_come_in_their_order_each_as_if_it_were_the_only_one_and_the_seed_decides(say, batch_size):
     together = say(prompt="ab", num_samples=4, seed=5, batch_size=batch_size, stop=["\x0f"])
@@ -66,6 +67,7 @@ def test_the_newest_run_is_named_beside_the_text(run_directory, monkeypatch, cap
     assert said.err == f"{Path('outputs/day/run/checkpoints/step_1')}, step 1\n" and "step_1" not in said.out
 
 
+@pytest.mark.slow
 def test_a_prompt_of_any_kind_is_continued_and_of_a_long_one_the_tail_saying_so(say, monkeypatch):
     assert say(prompt="x" * 30 + "the last sixteen").startswith("x" * 30 + "the last sixteen")
     for prompt in ("\ud800", "\x00", " " * 5000 + "a", "👩‍🚀" * 50, END_OF_TEXT * 3, "\ufeff"):
@@ -174,6 +176,7 @@ def test_ctrl_c_ends_a_text_in_one_line(run_directory):
     assert (process.returncode, complaints.decode()) == (130, "stopped by Ctrl-C\n")
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_no_text_is_refused_and_broken_letters_are_told(run_directory, say, tmp_path, capsys):
     (tmp_path / "broken").write_bytes(b"line 1\nab\xff\xfe")
     sample(SampleConfig(checkpoint=str(run_directory), prompt_file=str(tmp_path / "broken"), max_new_tokens=3))
@@ -196,6 +199,7 @@ def test_a_prompt_that_is_no_text_is_refused_and_broken_letters_are_told(run_dir
 # A conversation.
 
 
+@pytest.mark.slow
 def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say, monkeypatch):
     lines = "ab|/seed 9|ab||/top_p 3|/temprature 1|//x|/stop [q]|/stop [[q]]|/top_k many|/help"
     lines += "|/stop []|/seed=1|ab"
@@ -224,6 +228,7 @@ def test_ctrl_c_ends_a_text_but_not_the_session_and_the_next_line_may_continue_i
     assert begun == say(prompt="ab", temperature=0, max_new_tokens=5) and continued.startswith(begun.rstrip("\n"))
 
 
+@pytest.mark.slow
 def test_an_empty_line_continues_the_first_sample_a_prompt_may_have_lines_and_quit_ends_the_session(say, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("ab\\\n  c\\\n\n\n/quit\nnever read"))
     shown, first = say(interactive=True, num_samples=2, stop=["\x0f"]), say(prompt="ab\n  c\n", stop=["\x0f"])

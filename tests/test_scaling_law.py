@@ -33,6 +33,7 @@ def loss(flops: float, factor: float) -> float:
     return 3 - 0.05 * np.log10(flops) + 0.2 * np.log10(factor) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0.4, 0.5])
 def test_the_law_behind_the_figures_is_found(tmp_path, capsys, exponent):
     cases = [(flops, factor) for flops in (1e12, 1e13, 1e14) for factor in (0.25, 0.5, 1, 2, 4)]
@@ -44,6 +45,7 @@ def test_the_law_behind_the_figures_is_found(tmp_path, capsys, exponent):
     assert law in said and "without embeddings" not in said and (tmp_path / "law.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_a_size_counts_with_its_best_rate_and_the_law_is_given_without_embeddings_too(tmp_path, capsys):
     runs, draw = [], np.random.default_rng(0)
     for flops in (1e12, 1e13, 1e14, 1e15):
@@ -58,6 +60,7 @@ def test_a_size_counts_with_its_best_rate_and_the_law_is_given_without_embedding
     assert low <= 0.5 <= high and 0 < high - low < 0.3 and exponent == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_best_size_outside_those_tried_is_not_given(tmp_path, capsys):
     cases = [(flops, n) for flops in (1, 2) for n in (1, 2, 3)]
     put_sweep(tmp_path, [{"max_flops": c, "parameters": n, "val_bpb": 5 - np.log10(n)} for c, n in cases])

@@ -73,6 +73,7 @@ def mistake(*typed: str) -> str:
 # What is typed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     some(
@@ -139,11 +140,13 @@ def test_the_words_of_a_sentence_choose_no_remedy(monkeypatch):
         from_arguments(SampleConfig, [])
 
 
+@pytest.mark.slow
 def test_the_commands_defaults_are_the_dataclasses():
     assert composed() == settings_of("model=tiny", "data=stdlib", "optimizer=muon") == TrainConfig()
     assert from_arguments(SampleConfig, []) == SampleConfig()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", sorted({path.parent.name for path in CONF.glob("*/*.yaml")}))
 def test_every_option_of_every_group_is_a_valid_configuration(group):
     for path in (CONF / group).glob("*.yaml"):
@@ -152,6 +155,7 @@ def test_every_option_of_every_group_is_a_valid_configuration(group):
         composed("dry_run=true", f"{group}={path.stem}", *[] if is_whole else [needs])
 
 
+@pytest.mark.slow
 def test_options_change_what_they_name_and_nothing_else():
     adamw, cosine = settings_of("optimizer=adamw").optimizer, settings_of("schedule=cosine").schedule
     assert (adamw.lr, adamw.embedding_lr, adamw.lm_head_lr, adamw.weight_decay) == (1e-3, None, None, 0.1)
@@ -174,6 +178,7 @@ def test_a_text_is_what_was_typed(text):
     assert word == f"sample_prompt={text}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [r"C:\texts\a.txt", r"C:\new\my texts\b.txt", "D:\\texts\\"])
 def test_a_path_of_windows_is_what_was_typed_and_is_told_with_slashes(path):
     assert composed(f"data.path={path}").data.path == path

@@ -82,6 +82,7 @@ def test_streams_in_turns_write_what_each_writes_alone_without_dropout(trained):
     left.close()
 
 
+@pytest.mark.slow
 def test_streams_in_threads_write_what_each_writes_alone_without_dropout(trained):
     model, wanted = trained
     with ThreadPoolExecutor(4) as pool:

@@ -139,6 +139,7 @@ REPEATED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("one", "other"), some(REPEATED, 2), ids=("other spellings", "a default"))
 def test_a_run_that_is_there_twice_counts_once_in_tables_pages_and_comparisons(one, other, tmp_path):
     """As in folders of earlier versions, which ran both."""
@@ -480,7 +481,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", some(MISTAKES, 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", some(MISTAKES, 5))
 def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
     assert MISTAKES[mistake] in refusal(*mistake.split(), cwd=tmp_path)
 
@@ -538,6 +540,7 @@ def test_a_job_that_cannot_run_is_known_before_its_text_is_read(job, said):
         check_job(job.split(), lambda: compose("train", job.split(), return_hydra_config=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sweeper", "variants", "said"),
     [
@@ -550,6 +553,7 @@ def test_a_variant_that_cannot_run_is_told_before_any_run(sweeper, variants, sai
     assert said in refusal(*asked, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_runs_folder_is_refused_as_a_sweeps(tmp_path):
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     said = refusal("seed=1,2", "hydra.sweep.dir=run", cwd=tmp_path)
@@ -585,6 +589,7 @@ def test_ranges_stand_among_values(tmp_path):
     assert [job["optimizer.lr"] for job in jobs[:2]] == ["1.0", "1.5"]
 
 
+@pytest.mark.slow
 def test_a_home_folder_is_typed_in_a_sweep_as_in_a_run(tmp_path, monkeypatch):
     """A shell leaves the ~ of NAME=~/x to the program, and Hydra reads no ~."""
     home = tmp_path / "my home"
@@ -644,7 +649,8 @@ def searchpath(tmp_path) -> str:
     return f"hydra.searchpath=[file://{tmp_path}/conf]"
 
 
-@pytest.mark.parametrize("typed", some(REFUSED, 4))
+@pytest.mark.slow
+@pytest.mark.parametrize("typed", some(REFUSED, 10))
 def test_what_a_job_brings_for_the_sweep_is_refused_before_any_run(typed, searchpath, tmp_path):
     typed_before, _, variant = typed.partition("VARIANT ")
     asked = [searchpath, *typed_before.split()]
@@ -696,6 +702,7 @@ def test_jobs_with_equal_settings_run_once(asked, seeds, tmp_path, monkeypatch):
     assert ("would repeat another, and run once (" in told.stdout) == ((asked, seeds) != SAME[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["optimizer.lr=2e-2", "attention=sdpa", "model=tiny"])
 def test_a_comparison_of_equal_settings_is_refused(other, tmp_path):
     variants = f"hydra.sweeper.variants=['','{other}']"
@@ -703,6 +710,7 @@ def test_a_comparison_of_equal_settings_is_refused(other, tmp_path):
     assert f"hydra.sweeper.variants: '{other}' has the settings of 'no change': leave one out" in said
 
 
+@pytest.mark.slow
 def test_a_clusters_jobs_are_not_checked_against_this_machine():
     typed = ["device=cuda:99", "data.path=/no/where"]
     for launcher in ("basic", "submitit_slurm"):
@@ -734,6 +742,7 @@ def test_a_value_that_follows_from_another_or_from_the_job_is_swept_and_one_of_n
     assert "eval_interval cannot be read (Interpolation key 'nope' not found): " in said
 
 
+@pytest.mark.slow
 def test_a_rate_in_proportion_to_the_batch_is_swept(tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"rate {config.optimizer.lr:.6f}")
     result = run_here(
@@ -743,6 +752,7 @@ def test_a_rate_in_proportion_to_the_batch_is_swept(tmp_path, monkeypatch):
     assert re.findall(r"^rate (.*)$", result.stdout, re.M) == ["0.002000", "0.006000"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value", ["${mull:2,3}", "${floordiv:1,0}", "${oc.env:NOT_SET_ANYWHERE}", "${mul:2,${batch_size},x}"]
 )
@@ -754,6 +764,7 @@ def test_a_value_that_no_job_can_compute_is_refused_before_any_run(value, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "variants"),
     [
@@ -774,6 +785,7 @@ def test_a_setting_of_some_values_alone_is_answered_with_variants_that_run(asked
     assert result.stdout.count("\nplanned\n") == len(variants), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "added"),
     [
@@ -788,6 +800,7 @@ def test_a_setting_of_another_launcher_or_sweeper_is_answered_with_its_option(ty
     assert said == f"error: {typed.partition('=')[0]} has no effect here: add {added}, or leave it out.\n"
 
 
+@pytest.mark.slow
 def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_file(tmp_path):
     for several in ("seed=1,2", "attention=sdpa,mla", "model.attention=sdpa,mla", "tokenizer=byte,bpe"):
         said = run_here(several, "hydra.sweep.dir=here", cwd=tmp_path).stderr
@@ -807,6 +820,7 @@ def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_fil
     assert said.startswith("error: attention=spda: 'spda' is no form: did you mean sdpa? ") and said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_sweep_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"n_head={config.model.n_head}")
     (place := tmp_path / "elsewhere").mkdir()

@@ -47,6 +47,7 @@ def test_a_story_depends_on_its_number_and_the_seed_alone():
     assert digest[:16] == "25fc131967927d0b"  # the same in every version of Python
 
 
+@pytest.mark.slow
 def test_every_story_keeps_everything_and_hardly_any_two_are_alike():
     stories = made(2000)
     assert Counter(map(first_slip, stories)) == {None: 2000}
@@ -104,6 +105,7 @@ def test_the_reader_names_the_first_slip(old, new, slip):
     assert first_slip(STORY.replace(old, new)) == slip
 
 
+@pytest.mark.slow
 def test_the_reader_finds_every_exchange_of_a_word_that_is_told_twice():
     for story in made(200):
         for kind in ("name", "toy", "treasure", "colour"):
@@ -117,6 +119,7 @@ def test_the_reader_finds_every_exchange_of_a_word_that_is_told_twice():
 # As a text
 
 
+@pytest.mark.slow
 def test_tales_are_documents_of_their_own_and_a_text_like_any_other(tmp_path):
     config = DataConfig(source="tales", tales=TalesConfig(count=2000), cache_dir=str(tmp_path))
     assert ["".join(document) for document in Source(config).documents()] == made(2000)
@@ -185,6 +188,7 @@ def test_eval_prints_the_share_of_tales_that_are_kept_and_the_first_slips(tmp_pa
     assert "has learned data=stdlib, not tales" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_table_of_attentions_counts_the_tales_that_each_seed_keeps(train_config, tmp_path, monkeypatch, capsys):
     for number, window in enumerate((None, 4)):
         attention = "sdpa+window" if window else "sdpa"

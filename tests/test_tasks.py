@@ -97,6 +97,7 @@ def task_config(train_config: TrainConfig) -> TrainConfig:
     return replace(train_config, data=data, sample_tokens=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_a_run_reports_accuracy_in_place_of_bits_per_byte(task_config, capsys):
     train(task_config)
@@ -131,6 +132,7 @@ def test_what_a_task_cannot_be_is_refused_in_one_sentence(name, task, size, reme
     TaskData("copy", TaskConfig(vocab_size=3), 2).check()
 
 
+@pytest.mark.slow
 def test_a_model_with_fewer_ids_than_the_task_is_refused_and_a_plan_says_how_much_is_scored(task_config):
     with pytest.raises(SettingsError, match="model.vocab_size=15 is less than the task's 16"):
         open_data(replace(task_config, model=replace(task_config.model, vocab_size=15)), None)

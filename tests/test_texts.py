@@ -77,6 +77,7 @@ def test_settings_that_cannot_be_are_refused_by_name(settings, named):
 # Which files
 
 
+@pytest.mark.slow
 def test_stdlib_is_the_library_of_this_interpreter_without_its_tests_and_what_is_installed():
     source = Source(DataConfig())
     assert re.fullmatch(rf"stdlib of \w+ 3\.{sys.version_info.minor}: \d+ files, [\d.]+ MB", source.describe())

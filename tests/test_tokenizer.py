@@ -48,6 +48,7 @@ def encoding(name: str) -> tiktoken.Encoding:
 every_encoding = pytest.mark.parametrize("name", NAMES)
 
 
+@pytest.mark.slow
 @every_encoding
 @given(text=ODD_TEXTS | st.text(max_size=60))
 @settings(max_examples=80)
@@ -55,6 +56,7 @@ def test_text_comes_back_from_its_tokens(name, text):
     assert encoding(name).decode(encode_text(encoding(name), text).tolist()) == text
 
 
+@pytest.mark.slow
 @every_encoding
 def test_a_text_of_several_pieces_has_the_tokens_of_the_whole(name):
     lines = TEXT * (LONGEST // len(TEXT) + 1)
@@ -108,6 +110,7 @@ def test_token_bytes_are_the_lengths_of_what_ids_decode_to(name):
                 encoding(name).decode_single_token_bytes(int(unused))
 
 
+@pytest.mark.slow
 @every_encoding
 def test_a_saved_tokenizer_is_the_same_and_needs_no_download(name, tmp_path, monkeypatch):
     original = encoding(name)

@@ -48,6 +48,7 @@ def trial(config: TrainConfig, dtype: torch.dtype = torch.float32):
     return trial_run(replace(config, model=replace(config.model, vocab_size=257)), CPU, dtype)
 
 
+@pytest.mark.slow
 def test_training_leaves_the_settings_it_is_given_as_they_are(train_config, tmp_path):
     config = replace(train_config, max_steps=1)
     other = replace(config, init_from=config.run_dir, run_dir=str(tmp_path / "other"))
@@ -59,6 +60,7 @@ def test_training_leaves_the_settings_it_is_given_as_they_are(train_config, tmp_
             assert asdict(given) == before and run.config.model.vocab_size == 257
 
 
+@pytest.mark.slow
 def test_a_run_holds_nothing_that_its_class_does_not_declare(train_config, monkeypatch):
     held = set()
     after_step = Run.after_step
@@ -105,6 +107,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tm
     assert not torch.equal(first, weights("c", seed=2))
 
 
+@pytest.mark.slow
 def test_watching_does_not_change_a_bit_of_the_run(train_config, tmp_path, monkeypatch):
     train_config.model = replace(train_config.model, dropout=0.2, attention_dropout=0.2)
     train(train_config)
@@ -115,6 +118,7 @@ def test_watching_does_not_change_a_bit_of_the_run(train_config, tmp_path, monke
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_micro_batches_change_nothing_but_memory(train_config, optimizer):
     settings = OptimizerConfig(name=optimizer, lr=1e-3, embedding_lr=None, lm_head_lr=None)
@@ -124,6 +128,7 @@ def test_micro_batches_change_nothing_but_memory(train_config, optimizer):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0][-1] < losses[0][0]
 
 
+@pytest.mark.slow
 def test_nothing_in_a_step_reads_from_the_device(train_config, monkeypatch):
     class Reads(TorchDispatchMode):
         """Notes the operations that wait for a device, because Python needs their result."""
@@ -187,6 +192,7 @@ def test_a_grad_clip_of_0_clips_nothing(train_config):
 # Evaluations
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_in_every_token_once_whatever_the_batch_and_as_its_checkpoint(train_config, monkeypatch):
     best = train(train_config)
     model = open_checkpoint(train_config.run_dir).model
@@ -235,6 +241,7 @@ def test_a_budget_alone_decides_how_many_steps_a_run_takes(settings, steps):
         assert steps_to_take(config, without_weights(model)) == steps
 
 
+@pytest.mark.slow
 def test_max_minutes_ends_the_run_and_its_schedule(train_config, caplog, monkeypatch):
     caplog.set_level("INFO", "tinygpt")
     ticks = itertools.count(step=0.01)  # seconds, each time that somebody looks
@@ -306,6 +313,7 @@ def test_a_run_is_described_with_the_heads_of_its_form(train_config, attention, 
     assert f"{sum(weights):,} of them in 2 blocks" in text
 
 
+@pytest.mark.slow
 def test_a_python_program_may_give_paths_numpys_integers_and_dicts(train_config, text_file, tmp_path):
     data = DataConfig(path=text_file, cache_dir=tmp_path / "cache")
     model = {"n_layer": np.int64(1), "n_head": 2, "n_embd": 32, "block_size": np.int32(16)}

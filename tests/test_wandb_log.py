@@ -67,6 +67,7 @@ def test_offline_all_is_in_the_runs_directory_and_the_way_to_upload_it_is_said(c
     assert list(folder.glob("files/media/table/*.json")) and wandb.run is None
 
 
+@pytest.mark.slow
 def test_wandb_has_the_settings_every_row_the_samples_and_the_page(config, sessions, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     config.wandb.group, config.sample_prompt = "g" * 200, "the"
@@ -89,6 +90,7 @@ def test_wandb_has_the_settings_every_row_the_samples_and_the_page(config, sessi
     assert f"wandb     {Session.url}" in caplog.messages
 
 
+@pytest.mark.slow
 def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(config, sessions, monkeypatch):
     with monkeypatch.context() as patch:
         before_step(patch, 7, crash)
@@ -100,6 +102,7 @@ def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(c
     assert first.steps() + second.steps() == [1, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9, 10]  # from the checkpoint of step 5 on
 
 
+@pytest.mark.slow
 def test_the_summary_has_the_best_evaluation_beside_the_last(config, sessions, monkeypatch):
     losses = {3: 5.0, 6: 3.0, 9: 4.0, 10: 3.5}
     monkeypatch.setattr(
@@ -112,6 +115,7 @@ def test_the_summary_has_the_best_evaluation_beside_the_last(config, sessions, m
     assert summary == {"best_step": 6, "best_val_loss": 3.0, "best_val_bpb": 3 / math.log(2), "best_val_tokens": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["log", "finish", "init"])
 def test_an_error_of_wandb_is_said_once_and_the_training_goes_on(config, sessions, monkeypatch, caplog, broken):
     def fail(*args, **kwargs):
@@ -184,6 +188,7 @@ def test_tags_are_refused_where_wandb_refuses_them(tags):
         assert WandbConfig(tags=tags).tags == tags
 
 
+@pytest.mark.slow
 def test_names_of_the_environment_are_checked_before_the_run(config, sessions, monkeypatch):
     for name, value in {"WANDB_TAGS": f"a,{'b' * 65}", "WANDB_PROJECT": "a/b"}.items():
         with monkeypatch.context() as patch:
@@ -240,6 +245,7 @@ def test_a_run_id_of_the_environment_is_that_of_one_run(config, sessions, monkey
     assert len(sessions) == 2 and (tmp_path / "other/checkpoints/step_5").exists()
 
 
+@pytest.mark.slow
 def test_wandbs_files_are_where_the_environment_says(config, sessions, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     elsewhere = tmp_path / "not yet/there"
