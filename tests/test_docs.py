@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from unittest import mock
 
@@ -273,10 +273,33 @@ def _recorded_differences() -> dict[str, dict[str, str]]:
         found[variant]["P"] = f"{statistics.mean(each):+.4f} ({min(each):+.4f} to {max(each):+.4f})"
     for variant, each in _of_pairs("claims_pairs").items():
         found[variant.partition(" model.attention_window")[0]]["D"] = f"{statistics.mean(each):+.4f} ({len(each)})"
+    rows = {variant.strip("`") for variant, *_ in _rows_at_scale()}
+    for text, *runs, variant in _losses_of_predictions():
+        if [text, *runs] == ["prose", "2", "512", "800"] and variant in rows - {"sdpa"}:
+            found[variant]["A"] = _predicted_difference(variant, "sdpa")
     for variant, each in _of_pairs("gate_pairs").items():
         error = statistics.stdev(each) / len(each) ** 0.5
         found[variant]["G"] = f"{statistics.mean(each):+.4f} ± {error:.4f} ({len(each)})"
     return found
+
+
+def _losses_of_predictions() -> dict[tuple[str, ...], dict[str, float]]:
+    """The losses of docs/results/predictions.csv: of (text, n_layer, block_size, max_steps, attention), by seed."""
+    losses: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    with (ROOT / "docs/results/predictions.csv").open(encoding="utf-8") as file:
+        for *runs, attention, seed, loss in islice(csv.reader(file), 1, None):
+            losses[*runs, attention.removeprefix("attention=")][seed] = float(loss)
+    return losses
+
+
+def _predicted_difference(variant: str, other: str) -> str:
+    """The difference of two variants of experiment A as the page writes it, on code and on prose."""
+    losses = _losses_of_predictions()
+    found = []
+    for text in ("code", "prose"):
+        own, others = (losses[text, "2", "512", "800", each] for each in (variant, other))
+        found.append(Estimate.of([own[seed] - others[seed] for seed in "234"]))
+    return "; ".join(f"{each.mean:+.4f} ± {each.error:.4f}" for each in found)
 
 
 BUDGETS = {  # of docs/at_scale.md, by the folders of docs/results: on code and on prose
@@ -291,7 +314,7 @@ def test_differences_beside_published_ones_are_those_of_the_recorded_runs():
     for variant, here, *_ in _rows_at_scale():
         name = variant.strip("`")
         if name in recorded:
-            shown = dict(re.findall(r"(?:^|; )([SLWPDG]) (.*?)(?=; [SLWPDG] |$)", here.replace("−", "-")))
+            shown = dict(re.findall(r"(?:^|; )([SLAWPDG]) (.*?)(?=; [SLAWPDG] |$)", here.replace("−", "-")))
             assert shown == recorded[name], name
             seen.add(name)
     assert seen == recorded.keys()
@@ -307,7 +330,8 @@ def test_figures_beside_published_ones_that_no_pair_has_are_recorded_too():
     picks = Comparison(ROOT / "docs/results/attention").picks
     learned, none = (picks["64", f"sdpa model.position={name}"] for name in ("learned", "none"))
     against = Estimate.of([learned[seed].bpb - none[seed].bpb for seed in none])
-    assert shown("learned positions against none") == [round(against.mean, 4), round(against.error, 4)]
+    longer = _predicted_difference("sdpa model.position=learned", "sdpa model.position=none")
+    assert rows["learned positions against none"] == f"S {against.mean:+.4f} ± {against.error:.4f}; A {longer}"
 
     # The loss at four times the length, a head of the ladder, recall, and the night's ideas.
     with (ROOT / "docs/results/attention_long/measured.csv").open(encoding="utf-8") as file:
@@ -335,7 +359,7 @@ def test_figures_beside_published_ones_that_no_pair_has_are_recorded_too():
 def test_the_counts_of_rows_beside_published_ones_are_those_of_the_table():
     page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8")
     rows = [(rests, same) for _, _, rests, _, same in _rows_at_scale()]
-    evidence, answers = ("L", "W", "S", "pairs", "measured", "open"), ("yes", "no", "open here", "not found")
+    evidence, answers = ("L", "A", "W", "S", "pairs", "measured", "open"), ("yes", "no", "open here", "not found")
     counted = Counter(rows)
     for name in (*evidence, "all"):
         kinds = evidence if name == "all" else [name]
@@ -349,8 +373,14 @@ def test_the_counts_of_rows_beside_published_ones_are_those_of_the_table():
 
 @pytest.mark.slow
 def test_the_evidence_of_a_sign_beside_published_ones_decides_it():
-    """Holm's p on code for L, W and S, the first that decides; all pairs on one side for pairs; else open."""
+    """Holm's p on code for L, A, W and S, the first that decides; all pairs on one side for pairs; else open."""
     decided = defaultdict(set)
+    page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8")
+    table = page.partition("| variant on code (A) |")[2].partition("\n\n")[0]
+    for variant, p in re.findall(r"^\| `(.*)` \|.*\| ([\d.]+) \| \S+ \| [^|]* \|$", table, re.MULTILINE):
+        if float(p) < 0.05:
+            decided[variant].add("A")
+    assert len(decided) == 4
     for budget, (name, *_) in BUDGETS.items():
         comparison = Comparison(ROOT / "docs/results" / name)
         for row in comparison.rows():
@@ -359,10 +389,10 @@ def test_the_evidence_of_a_sign_beside_published_ones_decides_it():
     pairs = _of_pairs("new_forms_pairs")
     for variant, _, rests, _, same in _rows_at_scale():
         name = variant.strip("`")
-        if name in pairs:
-            assert rests == ("pairs" if min(pairs[name]) * max(pairs[name]) > 0 else "open"), name
-        elif name in _recorded_differences():
-            assert rests == next((each for each in "LWS" if each in decided[name]), "open"), name
+        one_sided = name in pairs and min(pairs[name]) * max(pairs[name]) > 0
+        if name in _recorded_differences():
+            otherwise = "pairs" if one_sided else "open"
+            assert rests == next((each for each in "LAWS" if each in decided[name]), otherwise), name
         if rests == "open":
             assert same in ("open here", "not found"), name
 
@@ -488,17 +518,14 @@ PREDICTED = {
 def test_the_tables_of_the_predictions_follow_from_their_losses():
     """Differences by seed; a paired t-test, whose p has a closed form at two degrees of freedom; Holm's correction."""
     page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8").partition("## Results of the predictions")[2]
-    losses = defaultdict(dict)
-    for row in csv.DictReader((ROOT / "docs/results/predictions.csv").open(encoding="utf-8")):
-        runs = (row["text"], row["n_layer"], row["block_size"], row["max_steps"])
-        losses[runs, row["attention"]][row["seed"]] = float(row["val_bpb"])
+    losses = _losses_of_predictions()
     tables = re.findall(r"\| (variant[^|]*) \|.*\n\|---.*\n((?:\|.*\n)+)", page)
     assert [head for head, _ in tables] == [*PREDICTED]
     for head, table in tables:
         found, shown = [], []
         for line in table.splitlines():
             name, difference, interval, p, *_ = (cell.strip() for cell in line.strip("|").split("|"))
-            own, plain = (losses[PREDICTED[head], f"attention={each}"] for each in (name.strip("`"), "sdpa"))
+            own, plain = (losses[*PREDICTED[head], each] for each in (name.strip("`"), "sdpa"))
             pairs = [own[seed] - plain[seed] for seed in "234"]
             mean, error = statistics.mean(pairs), statistics.stdev(pairs) / math.sqrt(3)
             t = mean / error
