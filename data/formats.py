@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
@@ -229,13 +229,16 @@ def json_records(lines: Iterable[str], source: str, field: str) -> Iterator[Reco
 
     Skips empty lines and byte order marks at line begins. Raises DataError for a line that is neither.
     """
+    parsed = record_parser(field)
     for number, line in enumerate(lines, start=1):
         line = line.lstrip(MARK)
         if not line.strip():
             continue
         place = f"line {number}"
         try:
-            record = json.loads(line)
+            record = parsed(line)
+        except DataError as error:
+            raise DataError(f"{place} has {error.fault}", error.remedy, value=source) from None
         except (ValueError, RecursionError) as error:
             position, reason, remedy = json_mistake(line, error)
             rest = line[position:].strip()
@@ -277,7 +280,9 @@ def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
         remedy = f"write its records as JSON lines: {jq(source, program)}"
         raise DataError(f"is a JSON array of more than {LARGEST_ARRAY >> 20} MB", remedy, value=source)
     try:
-        records = json.loads(content)
+        records = record_parser(field)(content)
+    except DataError as error:
+        raise DataError(f"has a record with {error.fault}", error.remedy, value=source) from None
     except (ValueError, RecursionError) as error:
         position, reason, remedy = json_mistake(content, error)
         if content[position:].startswith("[") and error.args[0].startswith("Extra data"):
@@ -293,6 +298,24 @@ def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
             yield Record(source, place, record)
         else:
             raise DataError(f"{place} is not a JSON object", "write each record as {...}", value=source)
+
+
+def record_parser(field: str) -> Callable[[str], Any]:
+    """Return json.loads(), but for an object that has `field` twice, or a part of its name.
+
+    Of these json.loads() would keep the last. The DataError has neither the file nor the place.
+    """
+    names = {field, *field.split(".")}
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        record = dict(pairs)
+        if len(record) < len(pairs):
+            for name in names & record.keys():
+                if [other for other, _ in pairs].count(name) > 1:
+                    raise DataError(f"{name} twice", "leave one out, or give it another name")
+        return record
+
+    return json.JSONDecoder(object_pairs_hook=once).decode
 
 
 def json_mistake(text: str, error: ValueError | RecursionError) -> tuple[int, str, str]:
@@ -337,6 +360,9 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
         error = missing_field(source, field, names)
         error.remedy += f"; if line 1 is a record and names no columns, {with_names(lines, source, field)}"
         raise error
+    if names.count(field) > 1:
+        fault = f"has {plural(names.count(field), 'column')} called {field}"
+        raise DataError(fault, with_own_names(source, names, delimiter), value=source)
     # The limit is the process's: a document may be longer than the 131,072 characters to which Python sets it.
     before = csv.field_size_limit(1 << 30)
     begins = 1
@@ -417,9 +443,33 @@ def with_names(lines: TextIO, source: str, field: str) -> str:
     with Path(source).open("rb") as stream:
         has_mark = stream.read(3) == codecs.BOM_UTF8  # which would stand within the text
     read = unpacking(source) or ("tail -c +4" if has_mark else "cat")
-    ending = ".tsv" if delimiter == "\t" else ".csv"
     command = f"(echo {shlex.quote(delimiter.join(names))}; {read} {shlex.quote(source)})"
-    return f"{command} > {stem_of(source)}.named{ending} gives them names"
+    return f"{command} > {table_beside(source, 'named', delimiter)} gives them names"
+
+
+def with_own_names(source: str, names: Sequence[str], delimiter: str) -> str:
+    """Return the step that gives each column of a table a name of its own: text, text2."""
+    own: list[str] = []
+    for name in names:
+        numbered = (f"{name}{number}" for number in count(2))
+        own.append(name if name not in own else next(other for other in numbered if other not in {*own, *names}))
+    header = io.StringIO()
+    csv.writer(header, delimiter=delimiter, lineterminator="").writerow(own)
+    command = f"(echo {shlex.quote(header.getvalue())}; {without_first_line(source)})"
+    return f"{command} > {table_beside(source, 'named', delimiter)} gives each a name of its own"
+
+
+def without_first_line(source: str) -> str:
+    """Return the command that prints a file, unpacked, but for its first line."""
+    unpack = unpacking(source)
+    quoted = shlex.quote(source)
+    return f"{unpack} {quoted} | tail -n +2" if unpack else f"tail -n +2 {quoted}"
+
+
+def table_beside(source: str, word: str, delimiter: str) -> str:
+    """Return the path of a new table beside a file, quoted: a.named.tsv for a.csv with tabs."""
+    ending = ".tsv" if delimiter == "\t" else ".csv"
+    return f"{stem_of(source)}.{word}{ending}"
 
 
 def are_letters(lines: TextIO, width: int) -> bool:

@@ -608,3 +608,42 @@ def test_apostrophes_in_a_table_are_letters(tmp_path):
     stories = ["'Tis the season", "the cats' tails", "'Yes,' she said", "'quoted'", "it's"]
     for delimiter in (",", ";", "\t"):
         assert read(write_csv(tmp_path / "a.csv", stories, delimiter))[0] == stories
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_a_table_with_two_columns_of_one_name_is_refused_with_the_command_that_tells_them_apart(
+    tmp_path, delimiter, packed
+):
+    """Of two columns called text the last was learned."""
+    rows = [[n, f"one {story}", f"other {story}"] for n, story in enumerate(STORIES)]
+    out = io.StringIO()
+    csv.writer(out, delimiter=delimiter).writerows([["text2", "text", "text"], *rows])
+    file = tmp_path / f"joined.csv{packed}"
+    content = out.getvalue().encode()
+    file.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(DataError, match="has 2 columns called text") as caught:
+        read(file)
+    subprocess.run(["bash", "-c", caught.value.remedy.removesuffix(" gives each a name of its own")], check=True)
+    (named,) = tmp_path.glob("joined.named.*")
+    assert read(named)[0] == [first for _, first, _ in rows]
+    assert read(named, text_field="text3")[0] == [second for _, _, second in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field", "fault"),
+    [
+        ("a.jsonl", '{"text": "a"}\n{"text": "b", "id": 1, "text": "c"}\n', "text", "line 2 has text twice"),
+        ("a.jsonl", '{"content": {"text": "a", "text": null}}\n', "content.text", "line 1 has text twice"),
+        ("a.json", '[{"text": "a"}, {"text": "b", "text": "c"}]', "text", "has a record with text twice"),
+    ],
+)
+def test_a_record_that_has_its_text_twice_is_refused_with_its_place(tmp_path, name, content, field, fault):
+    """json.loads() keeps the last one."""
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / name, text_field=field)
+    assert caught.value.fault == fault
+    assert json.loads('{"id": 1, "id": 2}') == {"id": 2}
+    (tmp_path / name).write_text('{"id": 1, "text": "a", "id": 2}\n')
+    assert read(tmp_path / name)[0] == ["a"], "a field of which nothing is learned"
