@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, count, islice
@@ -537,12 +538,43 @@ def matches(pattern: Path) -> list[Path]:
 
     If none does, its folders that exist are taken as they are, such as `notes [2024]/*.txt`.
     """
-    found = glob.glob(str(pattern), recursive=True)  # noqa: PTH207 (Path.glob wants a relative one)
+    found = [*expanded(pattern)]
     if not found:
         folder = next(parent for parent in pattern.parents if parent.is_dir())
-        below = Path(glob.escape(str(folder)), pattern.relative_to(folder))
-        found = glob.glob(str(below), recursive=True)  # noqa: PTH207
+        found = [*expanded(Path(glob.escape(str(folder)), pattern.relative_to(folder)))]
     return [*map(Path, found)]
+
+
+def expanded(pattern: Path) -> Iterator[str]:
+    """Yield the paths that match a glob.
+
+    glob.glob() would follow a link to a folder above 40 times.
+    """
+    parts = pattern.parts
+    if "**" not in parts:
+        yield from glob.glob(str(pattern))  # noqa: PTH207 (Path.glob wants a relative one)
+        return
+    place = parts.index("**")
+    rest = parts[place + 1 :] or ("*",)
+    for root in glob.glob(str(Path(*parts[:place]))):  # noqa: PTH207
+        for folder in folders_below(root):
+            yield from expanded(Path(glob.escape(folder), *rest))
+
+
+def folders_below(root: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield a folder and those below it, also by links, but none again within itself.
+
+    Passes over hidden ones, and those that may not be read. above: the folders that it is within.
+    """
+    real = os.path.realpath(root)
+    if real in above:
+        return
+    inner: list[str] = []
+    with suppress(OSError), os.scandir(root) as entries:
+        inner = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    yield root
+    for folder in inner:
+        yield from folders_below(folder, (*above, real))
 
 
 def stdlib_files() -> Files:

@@ -1,5 +1,6 @@
 """The rules of data/config.py and data/texts.py: what is read, how, and what is refused."""
 
+import glob
 import gzip
 import hashlib
 import io
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from common.errors import DataError, SettingsError
 from data import texts
 from data.config import WITH_PATH, DataConfig, TaskConfig, TokenizerConfig
-from data.texts import LEFT_OUT, Source, divided, splits_apart
+from data.texts import LEFT_OUT, Source, divided, find_files, splits_apart
 from data.tokenizer import END_OF_TEXT, LONGEST
 
 
@@ -505,3 +506,30 @@ def test_line_ends_of_windows_and_old_macs_are_told_wherever_they_begin(tmp_path
     # The command that is named makes lines of an old Mac's file.
     subprocess.run(["sed", "-i", r"s/\r/\n/g", str(tmp_path / "mac.txt")], check=True)
     assert (tmp_path / "mac.txt").read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_a_glob_follows_links_but_not_to_a_folder_that_it_is_in(tmp_path, monkeypatch):
+    """A link to the folder itself gave each file 41 times, and two such links gave no answer."""
+    for name in ("c/a.txt", "c/sub/b.txt", "c/sub/.hidden/h.txt", "c/x/y/b.md", "elsewhere/o.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "c" / "linked").symlink_to("../elsewhere")
+    monkeypatch.chdir(tmp_path)
+
+    def found(pattern: str) -> list[str]:
+        return [os.path.relpath(file) for file in find_files(pattern)]
+
+    before = {}
+    for pattern in ("**", "**/*.txt", "c/**/*.txt", "c/**", "**/**/*.txt", "*/**/sub/**/*", "./c/**/y/*.md"):
+        paths = glob.glob(pattern, recursive=True)  # noqa: PTH207
+        before[pattern] = found(pattern)
+        assert before[pattern] == sorted({os.path.normpath(path) for path in paths if Path(path).is_file()}) != []
+
+    # To itself twice, above, and in a circle of two.
+    for link, target in {"c/all": ".", "c/all2": ".", "c/x/up": "..", "c/x/y/sub": "../../sub"}.items():
+        (tmp_path / link).symlink_to(target)
+    (tmp_path / "c" / "sub" / "y").symlink_to("../x/y")
+    extra = ["c/sub/y/b.md", "c/x/y/sub/b.txt"]  # by links to folders that they are not in
+    for pattern in ("**", "**/*.txt", "c/**/*.txt", "c/**"):
+        assert {*before[pattern]} <= {*found(pattern)} <= {*before[pattern], *extra}
