@@ -106,6 +106,10 @@ def check_text(file: str, opened: Open | None = None) -> Damage | None:
             refuse_binary(file, stream.read(LONGEST), opened)
         with opened() as stream:
             found = letters_of(stream)
+    if found.nul:
+        without = piped(file, "tr -d '\\000'")
+        remedy = f"{without} > {beside(file, 'new')} leaves it out"
+        raise NotText(file, f"not text: it has a NUL, first in {found.nul}", remedy)
     if not found.broken:
         return None
     # UTF-8 that is damaged has more whole letters than broken ones. A few broken bytes are no evidence of an encoding.
@@ -129,6 +133,8 @@ class Letters:
     """Bytes that are not UTF-8."""
     place: str = ""
     """Where the first of these is."""
+    nul: str = ""
+    """Where the first NUL is."""
     sample: bytes = b""
     """Lines that have them."""
 
@@ -145,11 +151,11 @@ def letters_of(stream: BinaryIO) -> Letters:
         text = decoder.decode(block, final=not block)
         found.size += len(block)
         found.whole += len(to_bytes(text)) - len(text)
+        if not found.nul and "\0" in text:
+            found.nul = place_in(text, text.index("\0"), lines, begin)
         if replace_surrogates(text)[1]:
             places = [match.start() for match in SURROGATE.finditer(text)]
-            if not found.place:
-                byte = begin + len(to_bytes(text[: places[0]]))
-                found.place = f"line {lines + text.count(chr(10), 0, places[0])}, byte {byte:,}"
+            found.place = found.place or place_in(text, places[0], lines, begin)
             found.broken += len(places)
             if len(found.sample) < SAMPLE:
                 broken = filter(SURROGATE.search, text.split("\n"))
@@ -158,6 +164,12 @@ def letters_of(stream: BinaryIO) -> Letters:
         if not block:
             return found
         block = stream.read(LONGEST)
+
+
+def place_in(text: str, index: int, line: int, byte: int) -> str:
+    """Return the place of a letter of a block that begins in a line, at a byte of the file."""
+    byte += len(to_bytes(text[:index]))
+    return f"line {line + text.count(chr(10), 0, index)}, byte {byte:,}"
 
 
 def to_bytes(text: str) -> bytes:
@@ -178,7 +190,6 @@ def refuse_binary(file: str, head: bytes, opened: Open) -> None:
             # Of the encodings some have NUL bytes; in a text of the others one is a mistake.
             if codecs.lookup(guess["encoding"]).name.startswith(("utf-16", "utf-32", "iso2022")):
                 refuse_encoding(file, head[:SAMPLE], opened)
-            refuse_nul(file, head)
             return
         kind = str(guess["mime_type"])
     others = (named for start, named in OTHERS.items() if kind.startswith(start))
@@ -186,16 +197,6 @@ def refuse_binary(file: str, head: bytes, opened: Open) -> None:
     folder, name = (shlex.quote(str(part)) for part in (Path(file).parent, Path(file).name))
     step = step.format(file=shlex.quote(file), stem=stem_of(file), folder=folder, name=name)
     raise NotText(file, noun, step)
-
-
-def refuse_nul(file: str, head: bytes) -> None:
-    """Raise NotText if there is a NUL in the first bytes of a file."""
-    first = head.find(b"\0")
-    if first >= 0:
-        place = f"line {head.count(10, 0, first) + 1}, byte {first:,}"
-        without = piped(file, "tr -d '\\000'")
-        remedy = f"{without} > {beside(file, 'new')} leaves it out"
-        raise NotText(file, f"not text: it has a NUL, first in {place}", remedy)
 
 
 def refuse_encoding(file: str, sample: bytes, opened: Open) -> None:

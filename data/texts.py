@@ -302,6 +302,8 @@ class Source:
                     self._note(f"Records with \\r\\n at line ends in {field}, which the model learns", 1, where)
                 if MARK in text:
                     self._note(f"Records with byte order marks in {field}, which the model learns", 1, where)
+                if "\0" in text:
+                    self._note(f"Records with NULs in {field}, which the model learns", 1, where)
                 yield from self._divided([text])
             else:
                 raise without_text(record, field, format)

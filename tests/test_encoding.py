@@ -257,6 +257,24 @@ def test_a_nul_is_named_by_line_and_byte_with_a_command_that_leaves_it_out(tmp_p
     assert (tmp_path / "log.new.txt").read_text() == "first line\nsecond line\n" * 3
 
 
+@pytest.mark.parametrize("name", ["log.txt", "log.txt.gz", "a.jsonl", "a.csv"])
+@pytest.mark.parametrize("lines", [1, LONGEST // 30, LONGEST // 10])
+def test_a_nul_is_named_wherever_it_is_and_in_a_folder_its_file_is_left_out(tmp_path, name, lines):
+    """Such as those that a crash leaves at the end of a log; one after 262,144 bytes was learned."""
+    begin = "text,end\n" * (name == "a.csv")
+    line = '{"text": "a lïne of it"}\n' if name == "a.jsonl" else "a lïne of it, which ends\n"
+    before = (begin + line * lines).encode()
+    content = before + b"\0" * 4096 + line.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    error = refused(tmp_path / name)
+    assert error.problem.endswith(f"not text: it has a NUL, first in line {before.count(10) + 1}, byte {len(before):,}")
+    run(command_of(error), tmp_path)
+    (made,) = tmp_path.glob("*.new.*")
+    assert made.read_bytes() == content.replace(b"\0", b"")
+    source = Source(DataConfig(path=str(tmp_path)))
+    assert [*map("".join, source.documents())] and source.left_out == {str(tmp_path / name)}
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 def test_records_are_checked_as_text_is(tmp_path, name):
     chinese = next(text for text, encodings in SENTENCES.items() if "gbk" in encodings)

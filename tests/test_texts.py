@@ -482,6 +482,15 @@ def test_byte_order_marks_of_joined_files_are_told_and_are_no_part_of_records(tm
     assert (tmp_path / "b.txt").read_bytes() == b"one\n" * 3
 
 
+def test_nuls_that_records_write_as_escapes_are_told(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two\\u0000"}\n')
+    source = of_path(tmp_path / "a.jsonl", "files")
+    assert read(source) == ["one", "two\0"]
+    assert source.note_lines() == [
+        f"Records with NULs in text, which the model learns: 1, first in {tmp_path}/a.jsonl line 2."
+    ]
+
+
 def test_line_ends_of_windows_and_old_macs_are_told_wherever_they_begin(tmp_path):
     bar = "10%\r20%\r30%\ndone\n"
     contents = {
