@@ -67,13 +67,15 @@ class TokenDataset:
     """Sequences in a step."""
     seed: int = 1
     """Seed of the order of the sequences."""
+    ahead: int = 0
+    """Sequences that were read beyond those of as many steps, after a change of batch_size."""
     more_tokens: str = "more text"
     """What makes the splits longer, in the words of an error."""
 
     def train_batch(self, step: int, start: int, stop: int) -> Batch:
         """Return a step's sequences from `start` to `stop`, a function of the seed and the step."""
         # Count the sequences of all steps: step 0 has numbers 0 to batch_size - 1, step 1 the next, and so on.
-        first = step * self.batch_size
+        first = step * self.batch_size + self.ahead
         first_tokens = [self.first_token(first + place) for place in range(start, stop)]
         return self.batch(sequences_at(self.train, first_tokens, self.block_size + 1))
 

@@ -54,6 +54,8 @@ class Progress:
 
     step: int = 0
     """Optimizer steps taken."""
+    ahead: int = 0
+    """Sequences read beyond step · batch_size, after a change of batch_size; less than 0 if they were fewer."""
     seconds: float = 0.0
     """Training time up to the last checkpoint."""
     evaluated: int = 0

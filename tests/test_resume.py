@@ -29,6 +29,7 @@ from cli.with_torch import inherited_settings
 from common.console import Signals, ending_signals, exit_on_signal
 from common.errors import SettingsError
 from common.files import is_locked
+from data.batches import TokenDataset
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, open_checkpoint, read_meta
 from runs.directory import lock_run, written_settings
@@ -161,6 +162,32 @@ def test_a_larger_budget_goes_on_where_a_finished_run_ended(config):
         train(replace(config, **budget, resume=config.run_dir if Path(config.run_dir).exists() else None))
         assert steps_of(config.run_dir) == list(range(1, steps + 1))
     assert written_settings(Path(config.run_dir))["max_steps"] == 9
+
+
+def test_with_another_batch_size_a_run_goes_on_where_it_is_in_the_text_and_counts_what_it_has_read(config, monkeypatch):
+    """The steps before were counted with the new size, and as many sequences were passed over, or read again."""
+    read = []
+    first_token = TokenDataset.first_token
+    monkeypatch.setattr(TokenDataset, "first_token", lambda *args: read.append(args[1]) or first_token(*args))
+    sequences = 0
+    counted = []
+    for batch_size, steps, resume in ((6, 4, None), (2, 3, config.run_dir), (10, 2, config.run_dir)):
+        counted += [sequences + batch_size * step for step in range(1, steps + 1)]
+        sequences += batch_size * steps
+        sizes = dict(batch_size=batch_size, max_steps=len(counted), log_interval=1, resume=resume, allow_changes=True)
+        train(replace(config, **sizes))
+    assert read == [*range(sequences)] == [*range(4 * 6 + 3 * 2 + 2 * 10)]
+    a_token = flops_per_token(without_weights(replace(config.model, vocab_size=257)))
+    tokens = [16 * count for count in counted]
+    found = [(row["tokens"], row["flops"]) for row in rows(config.run_dir) if "loss" in row]
+    assert found == [(count, a_token * count) for count in tokens]
+    summary = read_summary(Path(config.run_dir))
+    assert (summary.tokens, summary.flops) == (tokens[-1], a_token * tokens[-1])
+
+    # A limit of arithmetic counts the steps before as they were.
+    limit = dict(max_steps=None, max_flops=16 * (sequences + 3 * 4) * a_token, batch_size=4, log_interval=1)
+    train(replace(config, **limit, resume=config.run_dir, allow_changes=True))
+    assert steps_of(config.run_dir)[-1] == len(counted) + 3 and read == [*range(sequences + 3 * 4)]
 
 
 def test_counts_and_seconds_go_on_after_a_save_and_where_a_stopped_run_left_them(train_config):

@@ -84,7 +84,6 @@ class SummaryFile(Logger):
         evaluations = [row for row in self.rows if is_number(row.get("val_loss"))]
         best = next((row for row in evaluations if row["step"] == run.progress.best_step), {})
         # The outcome so far, in the order of Summary.
-        tokens = step * run.config.tokens_per_step
         summary = Summary(
             status=status,
             reason=reason,
@@ -98,8 +97,8 @@ class SummaryFile(Logger):
             step=step,
             parameters=count_parameters(run.model).total(),
             parameters_in_blocks=sum(p.numel() for p in run.model.blocks.parameters()),
-            tokens=tokens,
-            flops=tokens * flops_per_token(run.model),
+            tokens=run.tokens,
+            flops=run.tokens * flops_per_token(run.model),
             seconds=round(run.seconds, 3),
             tokens_per_s=round(statistics.median(speeds), 1) if speeds else None,
             decode_tokens_per_s=None if run.decode_rate is None else round(run.decode_rate, 1),
@@ -172,9 +171,8 @@ class Loggers:
     def _row(self, **values: Any) -> Row:
         run = self.run
         step = run.progress.step
-        tokens = step * run.config.tokens_per_step
-        flops = tokens * self.flops_per_token
-        row = {"step": step, "tokens": tokens, "flops": flops, "seconds": round(run.seconds, 3)} | values
+        flops = run.tokens * self.flops_per_token
+        row = {"step": step, "tokens": run.tokens, "flops": flops, "seconds": round(run.seconds, 3)} | values
         if run.progress.skipped:
             row["skipped"] = run.progress.skipped
         self.rows.append(row)

@@ -107,6 +107,11 @@ class Run:
         """Training time, that before a resume included."""
         return self.progress.seconds + time.perf_counter() - self.started
 
+    @property
+    def tokens(self) -> int:
+        """Inputs of all steps so far."""
+        return (self.progress.step * self.config.batch_size + self.progress.ahead) * self.config.model.block_size
+
     def after_step(self) -> None:
         """Count a step, and end a run whose steps are skipped."""
         self.progress.step += 1
@@ -290,13 +295,17 @@ def is_due(step: int, interval: int) -> bool:
     return step > 0 and step % interval == 0
 
 
-def steps_to_take(config: TrainConfig, model: GPT) -> int | None:
-    """Return max_steps, or fewer for max_flops; None if only max_minutes ends the run."""
+def steps_to_take(config: TrainConfig, model: GPT, ahead: int = 0) -> int | None:
+    """Return max_steps, or fewer for max_flops; None if only max_minutes ends the run.
+
+    ahead: that of Progress.
+    """
     # max_minutes alone ends a run by time; without any limit it takes DEFAULT_STEPS.
     steps = config.max_steps or (DEFAULT_STEPS if config.max_minutes is None else None)
     # max_flops takes the place of the default, but not of a max_steps that comes first.
     if config.max_flops is not None:
-        most = max(1, round(config.max_flops / (flops_per_token(model) * config.tokens_per_step)))
+        steps_of_flops = config.max_flops / (flops_per_token(model) * config.tokens_per_step)
+        most = max(1, round(steps_of_flops - ahead / config.batch_size))
         steps = min(most, config.max_steps or most)
     warmup = config.schedule.warmup_steps or 0
     if steps and warmup > steps:

@@ -24,7 +24,7 @@ from common.errors import SettingsError, device_failed, first_line, lacks_memory
 from common.files import os_errors_named, replace_text, user_path
 from common.settings import from_arguments
 from common.text import si
-from data.batches import Dataset
+from data.batches import Dataset, TokenDataset
 from data.prepare import prepare
 from data.tasks import TaskData
 from data.texts import Source
@@ -220,6 +220,12 @@ def restore(run: Run, saved: Saved) -> None:
         if run.scaler.is_enabled() and meta.scaler:  # a scaler without fp16 has no state
             run.scaler.load_state_dict(meta.scaler)
     run.progress = replace(meta.progress, finished=False)  # max_steps may have grown
+    # With another batch_size the run goes on where it was in the text.
+    before = meta.config.get("batch_size", run.config.batch_size)
+    run.progress.ahead += run.progress.step * (before - run.config.batch_size)
+    run.max_steps = steps_to_take(run.config, run.model, run.progress.ahead)
+    if isinstance(run.data, TokenDataset):
+        run.data = replace(run.data, ahead=run.progress.ahead)
     if meta.data != run.data.fingerprint:
         run.progress.best_loss = None  # losses on another text do not compare
         run.progress.without_gain = 0

@@ -147,7 +147,7 @@ class Terminal(Logger):
         passes = 0.0
         if isinstance(data, TokenDataset):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
-            passes = epochs(config, data, progress.step)
+            passes = self.run.tokens / len(data.train)
         chance = math.log(data.vocab_size)
         slower = f"lower optimizer.lr={config.optimizer.lr:g}"
         if progress.step and best > chance - 0.01:
