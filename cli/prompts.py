@@ -20,7 +20,7 @@ from common.errors import DataError, SettingsError, naming
 from common.files import os_errors_named, read_foreign, reading, regular, user_path
 from common.text import plural, visible
 from data.encoding import decode_text
-from data.formats import Record, csv_header, csv_records, is_named, json_array, json_records
+from data.formats import Record, csv_header, csv_records, is_named, json_array, json_records, refuse_excels_line
 from data.tokenizer import END_OF_TEXT, encode_text, replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
@@ -136,6 +136,7 @@ def read_prompts(where: str) -> list[Prompt]:
 def prompt_rows(text: str, where: str) -> Iterator[Record]:
     """Yield the rows of a table of prompts; an empty seed is none, others are numbers."""
     _, names = csv_header(io.StringIO(text, newline=""), where)
+    refuse_excels_line(where, names)
     if "prompt" not in names:
         remedy = "call a column prompt, or name the file .txt to read its lines"
         raise DataError(f"has no column prompt, but {', '.join(names)}", remedy, value=where)

@@ -355,6 +355,7 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     Raises DataError for a row that has more values than names, or ends before the column `field`.
     """
     delimiter, names = csv_header(lines, source)
+    refuse_excels_line(source, names)
     refuse_single_quotes(lines, source)
     if field not in names:
         error = missing_field(source, field, names)
@@ -368,6 +369,8 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     begins = 1
     try:
         is_unquoted = delimiter == "\t" and are_letters(lines, len(names))
+        if is_unquoted:
+            refuse_backslashes(lines, source, delimiter, len(names))
         lines.seek(0)
         if is_unquoted:
             rows = csv.reader(lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE)
@@ -377,6 +380,7 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
         begins = rows.line_num + 1
         for row in rows:
             if len(row) > len(names) or 0 < len(row) <= names.index(field):
+                refuse_backslashes(lines, source, delimiter, len(names))
                 counts = f"{plural(len(row), 'value')}, and the first line {plural(len(names), 'name')}"
                 remedy = f"quote values that have {DELIMITERS[delimiter]} or line ends"
                 raise DataError(f"line {begins} has {counts}", remedy, value=source)
@@ -384,10 +388,18 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
                 yield Record(source, f"line {begins}", dict(zip(names, row, strict=False)))
             begins = rows.line_num + 1
     except csv.Error as error:
+        refuse_backslashes(lines, source, delimiter, len(names))
         remedy = "double the quotes within a value, and put one before and after it"
         raise DataError(f"line {begins} is not CSV ({first_line(error)})", remedy, value=source) from error
     finally:
         csv.field_size_limit(before)
+
+
+def refuse_excels_line(source: str, names: Sequence[str]) -> None:
+    """Raise DataError if a table begins with a line for Excel, such as sep=;."""
+    if [name.lower() for name in names] == ["sep=", ""]:
+        remedy = f"{without_first_line(source)} > {beside(source, 'new')} leaves it out"
+        raise DataError("begins with a line for Excel, sep=", remedy, value=source)
 
 
 def refuse_single_quotes(lines: TextIO, source: str) -> None:
@@ -410,11 +422,33 @@ def refuse_single_quotes(lines: TextIO, source: str) -> None:
         found = found[1:-1]  # the first row may have names, and the last may be cut
         widths = {len(row) for row, _ in found}
         if len(widths) == 1 and min(widths) > 1 and all(has_quotes(row, text, delimiter) for row, text in found):
-            written = f"csv.reader(sys.stdin, delimiter={json.dumps(delimiter)}, quotechar=chr(39))"
-            program = f"import csv, sys; csv.field_size_limit(1 << 30); csv.writer(sys.stdout).writerows({written})"
-            command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | python -c {shlex.quote(program)}"
-            remedy = f"{command} > {stem_of(source)}.quoted.csv writes double ones"
+            remedy = f"{rewriting(source, delimiter, 'quotechar=chr(39)')} writes double ones"
             raise DataError("has its values in single quotes", remedy, value=source)
+
+
+def refuse_backslashes(lines: TextIO, source: str, delimiter: str, width: int) -> None:
+    """Raise DataError if quotes within the values of a table stand after backslashes.
+
+    So write Spark and MySQL. Call it for a table that cannot be read otherwise. It has the command that doubles them.
+    """
+    lines.seek(0)
+    if not any('\\"' in line for line in lines):
+        return
+    # Double them and read the table: csv.reader() is not strict with an escapechar.
+    lines.seek(0)
+    doubled = (re.sub(r'\\(["\\])', lambda pair: pair[1].replace('"', '""'), line) for line in lines)
+    with suppress(csv.Error):
+        if all(len(row) in (0, width) for row in csv.reader(doubled, delimiter=delimiter, strict=True)):
+            remedy = f"{rewriting(source, delimiter, 'doublequote=False, escapechar=chr(92)')} doubles them"
+            raise DataError("has quotes after backslashes within its values", remedy, value=source)
+
+
+def rewriting(source: str, delimiter: str, quoting: str) -> str:
+    """Return the command that writes a table as CSV, read with these arguments of csv.reader()."""
+    rows = f"csv.reader(sys.stdin, delimiter={json.dumps(delimiter)}, {quoting})"
+    program = f"import csv, sys; csv.field_size_limit(1 << 30); csv.writer(sys.stdout).writerows({rows})"
+    command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | python -c {shlex.quote(program)}"
+    return f"{command} > {stem_of(source)}.quoted.csv"
 
 
 def has_quotes(row: list[str], text: str, delimiter: str) -> bool:

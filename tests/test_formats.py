@@ -647,3 +647,47 @@ def test_a_record_that_has_its_text_twice_is_refused_with_its_place(tmp_path, na
     assert json.loads('{"id": 1, "id": 2}') == {"id": 2}
     (tmp_path / name).write_text('{"id": 1, "text": "a", "id": 2}\n')
     assert read(tmp_path / name)[0] == ["a"], "a field of which nothing is learned"
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("kind", ["plain", "packed", "marked"])
+def test_a_table_with_excels_first_line_is_refused_with_the_command_that_leaves_it_out(tmp_path, delimiter, kind):
+    """The advice was to give names to the columns, by which the texts kept their numbers and delimiters."""
+    written = io.StringIO(newline="")
+    csv.writer(written, delimiter=delimiter).writerows([["id", "text"], *enumerate(STORIES)])
+    content = f"sep={delimiter}\r\n{written.getvalue()}".encode()
+    file = tmp_path / f"my table.csv{'.gz' * (kind == 'packed')}"
+    file.write_bytes(gzip.compress(content) if kind == "packed" else b"\xef\xbb\xbf" * (kind == "marked") + content)
+    with pytest.raises(DataError, match="begins with a line for Excel, sep=: ") as caught:
+        read(file)
+    subprocess.run(["bash", "-c", caught.value.remedy.removesuffix(" leaves it out")], check=True)
+    assert read(tmp_path / "my table.new.csv")[0] == STORIES
+
+
+QUOTED = ['"So," he said.', "end", 'a "b" c', 'twelve 5", 6" nails', "C:\\new\\", 'a \\"b\\" c', '"', "two\nlines"]
+
+
+@pytest.mark.parametrize(("delimiter", "packed"), [(",", ""), (";", ""), ("\t", ""), (",", ".gz")])
+@pytest.mark.parametrize(("quoting", "count"), [(csv.QUOTE_ALL, 3), (csv.QUOTE_NONNUMERIC, len(QUOTED))])
+def test_quotes_after_backslashes_are_refused_with_the_command_that_doubles_them(
+    tmp_path, delimiter, quoting, packed, count
+):
+    """As Spark and MySQL write them; of a table with tabs they were learned, backslashes and all."""
+    written = io.StringIO(newline="")
+    style = dict(delimiter=delimiter, quoting=quoting, doublequote=False, escapechar="\\", lineterminator="\n")
+    csv.writer(written, **style).writerows([["id", "text"], *enumerate(QUOTED[:count])])
+    content = written.getvalue().encode()
+    file = tmp_path / f"a.csv{packed}"
+    file.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(DataError, match="has quotes after backslashes within its values: ") as caught:
+        read(file)
+    command = caught.value.remedy.removesuffix(" doubles them")
+    subprocess.run(["bash", "-c", command.replace("python", sys.executable)], check=True)
+    assert read(tmp_path / "a.quoted.csv")[0] == QUOTED[:count]
+
+
+def test_backslashes_before_quotes_that_open_no_value_are_letters(tmp_path):
+    """Such as TeX's umlauts, also beside a value that begins with a quote."""
+    values = [r"Schr\"odinger", '"So," he said', r"na\"ive", "end"]
+    (tmp_path / "a.tsv").write_text("id\ttext\n" + "".join(f"{n}\t{value}\n" for n, value in enumerate(values)))
+    assert read(tmp_path / "a.tsv")[0] == values

@@ -198,6 +198,7 @@ def test_strings_in_json_lines_are_prompts_and_quoted_lines_of_a_text_are_not(tm
         ("a.json", '[{"text": "a"}]', "a.json record 1 has no text in the field prompt"),
         ("a.json", "[]", "a.json has no prompts: add a record"),
         ("a.csv", "prompt,seed\n", "a.csv has no prompts: add a record"),
+        ("a.csv", "sep=;\nid;prompt\n1;ab\n", "a.csv begins with a line for Excel, sep=: tail -n +2"),
         ("a.csv", "prompt,prompt\nab,cd\n", "a.csv has 2 columns called prompt: (echo prompt,prompt2;"),
         ("a.jsonl", '{"prompt": "a", "prompt": "b"}\n', "a.jsonl line 1 has prompt twice: leave one out"),
     ],
