@@ -1,9 +1,11 @@
 """How weights move: groups, Muon, AdamW, schedules."""
 
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from conftest import random_gpt
 
 from model.config import GPTConfig
@@ -22,6 +24,9 @@ from training.optimizer import (
     schedule_factor,
     set_learning_rate,
 )
+from training.start import tell_rates
+
+ROOT = Path(__file__).parent.parent
 
 
 def take(optimizer: Muon | AdamW, grad_scale: float = 1.0, found_inf: torch.Tensor | None = None) -> None:
@@ -304,6 +309,26 @@ def test_a_decay_by_the_clock_begins_after_the_warm_up_and_never_climbs_again():
     factors = [schedule_factor(schedule, step, share) for step, share in enumerate(paces)]
     assert factors[20] == max(factors) == 1 and factors[100] == pytest.approx(0)
     assert factors[20:] == sorted(factors[20:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_told"),
+    [
+        ({"name": "adamw"}, True),
+        ({"name": "adamw", "weight_decay": 0.1, "beta2": 0.99}, True),
+        ({"name": "adamw", "lr": 1e-3, "embedding_lr": None, "lm_head_lr": None}, False),
+        ({"name": "adamw", "embedding_lr": None}, False),
+        ({"name": "muon"}, False),
+    ],
+)
+def test_a_name_alone_keeps_muons_rates_which_is_told_with_the_option_that_sets_others(settings, is_told, caplog):
+    """Which are 20 and 100 times those of conf/optimizer/adamw.yaml."""
+    tell_rates(OptimizerConfig(**settings))
+    fact = "optimizer.name=adamw alone keeps the rates for muon (lr=0.02, embedding_lr=0.1, lm_head_lr=0.008)"
+    assert (caplog.messages == [f"{fact}: optimizer=adamw sets those for adamw."]) == is_told
+    written = yaml.safe_load((ROOT / "conf" / "optimizer" / "adamw.yaml").read_text())
+    assert float(written["lr"]) == 1e-3 and written["embedding_lr"] is None
+    assert yaml.safe_load((ROOT / "conf" / "schedule" / "cosine.yaml").read_text())["final_factor"] == 0.1
 
 
 def test_the_factor_scales_each_groups_own_peak_which_is_lr_unless_set():

@@ -46,7 +46,8 @@ class OptimizerConfig:
     """The optimizers of the weights, and their rates."""
 
     name: str = "muon"
-    """muon (Jordan et al. 2024; AdamW for everything but the blocks' matrices) or adamw."""
+    """muon (Jordan et al. 2024; AdamW for everything but the blocks' matrices) or adamw, for which
+    optimizer=adamw also sets rates and decay."""
     lr: float = 0.02
     """Peak learning rate of the blocks' matrices."""
     embedding_lr: float | None = 0.1
@@ -85,7 +86,7 @@ class ScheduleConfig:
     decay_fraction: float = 0.7
     """For warmup_stable_decay: share of the run, at its end, in which the rate falls."""
     final_factor: float = 0.0
-    """For all but constant: factor at the end of the run, after the last step."""
+    """For all but constant: factor at the end of the run, after the last step; schedule=cosine sets 0.1."""
 
     def __post_init__(self) -> None:
         one_of("schedule.name", self.name, SCHEDULES)

@@ -174,8 +174,16 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
 
 
 def tell_rates(optimizer: OptimizerConfig) -> None:
-    """Warn if only the rate of the matrices is a tenth of the usual one, or less."""
+    """Warn of rates for another optimizer, and of one that is low beside the others.
+
+    That is the rate of the matrices, if it alone is a tenth of the usual one or less.
+    """
     usual = OptimizerConfig()
+    rates = {name: getattr(usual, name) for name in ("lr", "embedding_lr", "lm_head_lr")}
+    if optimizer.name != usual.name and rates == {name: getattr(optimizer, name) for name in rates}:
+        kept = ", ".join(f"{name}={rate:g}" for name, rate in rates.items())
+        fact = f"optimizer.name={optimizer.name} alone keeps the rates for {usual.name} ({kept})"
+        log.warning("%s: optimizer=%s sets those for %s.", fact, optimizer.name, optimizer.name)
     left = []
     for name, parts in (("embedding_lr", "embeddings, norms and biases"), ("lm_head_lr", "lm_head")):
         rate = getattr(optimizer, name)
