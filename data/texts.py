@@ -57,6 +57,9 @@ FORMAT_OF_SOURCE = {
     "hf": "parquet",
 }
 
+OF_RUNS = (("config.yaml", "train.log"), ("leaderboard.csv", "leaderboard.md"))
+"""The files by which the folder of a run is known, and that of a sweep."""
+
 LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells its remedy)"
 
 SPLIT_WORD = re.compile(r"(?i)(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|held_?out)(?![a-z])")
@@ -462,8 +465,9 @@ def _dataset_records(config: DataConfig) -> Iterator[Record]:
 def find_files(path: str, format: str = "text", setting: str = "data.path") -> Files:
     """Return the regular files that a setting names: a file, a folder's or a glob's.
 
-    Leaves out a folder's hidden files. format: one of FORMATS; if it is not text, of a folder the files whose endings
-    name it, or if there are none, those whose content is of it. Raises SettingsError if there are no files.
+    Leaves out a folder's hidden files, and the runs and sweeps within it. format: one of FORMATS; if it is not text, of
+    a folder the files whose endings name it, or if there are none, those whose content is of it. Raises SettingsError
+    if there are no files.
     """
 
     def fail(error: OSError) -> None:  # os.walk() would pass over a closed folder
@@ -473,7 +477,12 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
     found = [root]
     with reading(setting, path):
         if root.is_dir():
-            walked = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
+            walked: list[Path] = []
+            for folder, inner, names in os.walk(root, onerror=fail):
+                if is_of_runs(folder) and Path(folder) != root:
+                    inner.clear()
+                else:
+                    walked += [Path(folder, name) for name in names]
             found = [file for file in walked if not any(part[0] == "." for part in file.relative_to(root).parts)]
         elif not root.exists():
             found = matches(root)
@@ -566,10 +575,10 @@ def expanded(pattern: Path) -> Iterator[str]:
 def folders_below(root: str, above: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield a folder and those below it, also by links, but none again within itself.
 
-    Passes over hidden ones, and those that may not be read. above: the folders that it is within.
+    Passes over hidden ones, those that may not be read, and runs. above: the folders that it is within.
     """
     real = os.path.realpath(root)
-    if real in above:
+    if real in above or (above and is_of_runs(root)):
         return
     inner: list[str] = []
     with suppress(OSError), os.scandir(root) as entries:
@@ -577,6 +586,11 @@ def folders_below(root: str, above: tuple[str, ...] = ()) -> Iterator[str]:
     yield root
     for folder in inner:
         yield from folders_below(folder, (*above, real))
+
+
+def is_of_runs(folder: str) -> bool:
+    """Return whether a folder is that of a run or of a sweep, whose files change with each run."""
+    return any(all(Path(folder, name).is_file() for name in names) for names in OF_RUNS)
 
 
 def stdlib_files() -> Files:

@@ -15,6 +15,7 @@ import tracemalloc
 import types
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -27,6 +28,8 @@ from data import texts
 from data.config import WITH_PATH, DataConfig, TaskConfig, TokenizerConfig
 from data.texts import LEFT_OUT, Source, divided, find_files, splits_apart
 from data.tokenizer import END_OF_TEXT, LONGEST
+from sweeps.leaderboard import write_leaderboard
+from train import train
 
 
 def read(source: Source) -> list[str]:
@@ -542,3 +545,26 @@ def test_a_glob_follows_links_but_not_to_a_folder_that_it_is_in(tmp_path, monkey
     extra = ["c/sub/y/b.md", "c/x/y/sub/b.txt"]  # by links to folders that they are not in
     for pattern in ("**", "**/*.txt", "c/**/*.txt", "c/**"):
         assert {*before[pattern]} <= {*found(pattern)} <= {*before[pattern], *extra}
+
+
+@pytest.mark.parametrize("pattern", ["", "**", "**/*"])
+def test_runs_and_sweeps_within_a_folder_are_no_part_of_its_text(train_config, tmp_path, monkeypatch, pattern):
+    """A run that wrote into the folder of its text could not be resumed, and the next one learned its report."""
+    (tmp_path / "notes").mkdir()
+    monkeypatch.chdir(tmp_path / "notes")
+    Path("a.txt").write_text("one")
+    Path("config.yaml").write_text("two: 2")
+    wanted = of_path(pattern or ".", "files")
+    assert read(wanted) == ["one", "two: 2"]
+    run = Path("outputs", "run")
+    train(replace(train_config, run_dir=str(run), max_steps=2, sample_tokens=0))
+    sweep = Path("multirun", "sweep")
+    shutil.copytree(run, sweep / "0")
+    write_leaderboard(sweep)
+    found = of_path(pattern or ".", "files")
+    assert read(found) == read(wanted) and found.fingerprint == wanted.fingerprint
+
+    # They are read where they are asked for.
+    assert any("step 2" in text for text in read(of_path(run / "train.log")))
+    assert f"{run}/train.log" in {os.path.relpath(file) for file in of_path(run).files}
+    assert {os.path.relpath(file) for file in of_path("multirun/*/*.csv").files} == {f"{sweep}/leaderboard.csv"}
