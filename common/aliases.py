@@ -161,6 +161,10 @@ ALIASES = {
     "torch_compile": "compile: auto, on or off",
     "accelerator": "device",
     "eval_iters": "eval_tokens: the targets that an evaluation scores",
+    **dict.fromkeys(
+        ("eval_at_start", "eval_on_start", "eval_first", "eval_before_training", "initial_validation"),
+        "eval_interval: the first comes after so many steps; eval.py checkpoint=RUN against=BASE has both losses",
+    ),
     "eval_steps": "eval_interval",
     "eval_every": "eval_interval",
     "val_every": "eval_interval",

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sqlite3
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -255,6 +256,19 @@ def test_a_nul_is_named_by_line_and_byte_with_a_command_that_leaves_it_out(tmp_p
     assert error.problem.endswith("log.txt is not text: it has a NUL, first in line 2, byte 17")
     run(command_of(error), tmp_path)
     assert (tmp_path / "log.new.txt").read_text() == "first line\nsecond line\n" * 3
+
+
+def test_the_command_of_the_page_mends_a_file_in_two_encodings(tmp_path):
+    german = "Über den Wäldern lag ein grauer Nebel – müde zogen die Vögel.\r\n"
+    french = "Les élèves étaient déjà là.\n"
+    mixed = french.encode() * 3 + german.encode("cp1252") * 3 + french.encode()
+    (tmp_path / "mixed.txt").write_bytes(mixed)
+    source = Source(DataConfig(path=str(tmp_path / "mixed.txt")))
+    assert ["".join(each).count("\ufffd") for each in source.documents()] == [5 * 3] and source.replaced == 5 * 3
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    command = re.search(r"python (-c 'import codecs.*mixed\.utf8\.txt)\n", page, re.DOTALL)[1].replace("\n  ", "\n")
+    run(f"{shlex.quote(sys.executable)} {command}", tmp_path)
+    assert (tmp_path / "mixed.utf8.txt").read_bytes().decode() == french * 3 + german * 3 + french
 
 
 @pytest.mark.parametrize("name", ["log.txt", "log.txt.gz", "a.jsonl", "a.csv"])
