@@ -552,9 +552,14 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
         raise DataError("is Parquet, which needs pyarrow", 'pip install -e ".[hf]"', value=file) from error
     try:
         with parquet.ParquetFile(file) as content:
-            kinds = _columns(pa, content.schema_arrow)
+            columns = _columns(pa, content.schema_arrow)
+            kinds = dict(columns)
             if field not in kinds:
                 raise missing_field(file, field, [*kinds], is_text=False)
+            same = [name for name, _ in columns if name == field]
+            if len(same) > 1:
+                fault = f"has {plural(len(same), 'column')} called {field}"
+                raise DataError(fault, "give them names of their own", value=file)
             kind = kinds[field]
             if pa.types.is_dictionary(kind):
                 kind = kind.value_type
@@ -573,15 +578,15 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
         raise DataError(fault, "copy or download it again, or leave it out", value=file) from error
 
 
-def _columns(pa: Any, schema: Any, outer: str = "") -> dict[str, Any]:
-    """Return the types of all columns by name, within a struct struct.column."""
-    columns: dict[str, Any] = {}
+def _columns(pa: Any, schema: Any, outer: str = "") -> list[tuple[str, Any]]:
+    """Return the names of all columns with their types, within a struct struct.column."""
+    columns: list[tuple[str, Any]] = []
     for column in schema:
         name = f"{outer}{column.name}"
         if pa.types.is_struct(column.type):
-            columns |= _columns(pa, column.type, f"{name}.")
+            columns += _columns(pa, column.type, f"{name}.")
         else:
-            columns[name] = column.type
+            columns.append((name, column.type))
     return columns
 
 

@@ -630,6 +630,20 @@ def test_a_table_with_two_columns_of_one_name_is_refused_with_the_command_that_t
     assert read(named, text_field="text3")[0] == [second for _, _, second in rows]
 
 
+def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = [pa.array(["one"]), pa.array(["other"]), pa.array([1]), pa.array([2])]
+    parquet.write_table(pa.Table.from_arrays(columns, ["text", "text", "id", "id"]), tmp_path / "a.parquet")
+    struct = pa.StructArray.from_arrays(columns[:2], ["text", "text"])
+    parquet.write_table(pa.table({"in": struct, "text": columns[0]}), tmp_path / "b.parquet")
+    for name, field in {"a.parquet": "text", "b.parquet": "in.text"}.items():
+        with pytest.raises(DataError, match=f"has 2 columns called {field}: give them names of their own"):
+            read(tmp_path / name, text_field=field)
+    assert read(tmp_path / "b.parquet")[0] == ["one"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "field", "fault"),
     [
