@@ -36,6 +36,7 @@ from data.formats import (
     is_named,
     opened_text,
     records_of,
+    refuse_excels_line,
     value_of,
     without_text,
 )
@@ -195,7 +196,13 @@ class Source:
         else:
             with naming(self.setting, self.value, self.place):
                 for file in self.files:
-                    yield from self._documents_of(file)
+                    try:
+                        yield from self._documents_of(file)
+                    except DataError as error:
+                        # A command writes a new file, and the old one would be refused again.
+                        if len(self.files) > 1 and " > " in error.remedy:
+                            error.remedy += "; then move the old file elsewhere"
+                        raise
 
     def _documents_of(self, file: str) -> Iterator[Iterable[str]]:
         """Yield the documents of a file; none if it is left out, which the only file never is."""
@@ -230,6 +237,7 @@ class Source:
         """Raise DataError if a file of records lacks the field, and others have it, or may."""
         if not self._lacks_field(file):
             return
+        refuse_excels_line(file, self.found[file].fields)
         having = sorted(
             name for name, each in self.found.items() if each.name != "text" and not self._lacks_field(name)
         )

@@ -705,3 +705,23 @@ def test_backslashes_before_quotes_that_open_no_value_are_letters(tmp_path):
     values = [r"Schr\"odinger", '"So," he said', r"na\"ive", "end"]
     (tmp_path / "a.tsv").write_text("id\ttext\n" + "".join(f"{n}\t{value}\n" for n, value in enumerate(values)))
     assert read(tmp_path / "a.tsv")[0] == values
+
+
+@pytest.mark.parametrize("kind", ["excel", "spark", "joined"])
+def test_a_command_for_a_file_of_a_folder_says_that_the_old_one_has_to_go(tmp_path, kind):
+    """The command was typed, and the same sentence came again, of the old file."""
+    write_csv(tmp_path / "b.csv", ["from a table"])
+    contents = {
+        "excel": "sep=;\nid;text\n1;one\n",
+        "spark": 'id,text\n1,"on \\"e"\n',
+        "joined": "id,text,text\n1,one,two\n",
+    }
+    file = tmp_path / "a.csv"
+    file.write_text(contents[kind])
+    with pytest.raises(DataError) as caught:
+        read(tmp_path)
+    assert str(file) in caught.value.fault and caught.value.remedy.endswith("; then move the old file elsewhere")
+    command = re.sub(r" (leaves it out|doubles them|gives each a name of its own); then.*", "", caught.value.remedy)
+    subprocess.run(["bash", "-c", command.replace("python", sys.executable)], check=True)
+    file.unlink()
+    assert read(tmp_path)[0] == ['on "e' if kind == "spark" else "one", "from a table"]
