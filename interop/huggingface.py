@@ -221,6 +221,7 @@ LACKING |= {
     "nanochat": "norms without weights",
     "olmo": "norms without weights",
 }
+OTHER_HEADS = ("Classification", "QuestionAnswering", "Reward")  # parts of the names of classes
 BIASES = ("bias", "qkv_bias")
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
@@ -517,8 +518,13 @@ def read_config(where: str) -> GPTConfig:
             settings = {GPT2_NAMES.get(name, name): value for name, value in settings.items()}
         settings = target.defaults | settings
 
+        # A classifier has no logits of tokens. If it is tied, the embedding would take the place of its head.
+        kind = (settings.get("architectures") or [target.name])[0]
+        if any(word in kind for word in OTHER_HEADS):
+            raise HuggingFaceError(f"is a {kind}, which writes no text", f"choose a {target.name}", value=where)
+
         # Derive the settings that depend on several of theirs.
-        fixed = dict(target.fixed)
+        fixed = target.fixed | {"is_causal": True}  # else all of their classes let a token see those after it
         ours = dict(target.settings)
         if model_type == "gpt2":
             mlp = "gelu" if settings["activation_function"] == "gelu" else "gelu_tanh"
@@ -532,10 +538,10 @@ def read_config(where: str) -> GPTConfig:
             ours |= _our_rope({name: value for name, value in rope.items() if value is not None}, settings)
         if model_type == "qwen3":
             fixed["rms_norm_eps"] = NORM_EPS  # QK-norm has the same
-        if model_type in WITH_LAYER_TYPES:
-            ours |= _our_layers(settings, where)
-        if model_type == "mistral":
+        if model_type == "mistral" and settings.get("layer_types") is None:
             ours["attention_window"] = settings["sliding_window"]  # of all layers; None if they have none
+        elif model_type in (*WITH_LAYER_TYPES, "mistral"):
+            ours |= _our_layers(settings, where)
 
         # Refuse values that a GPT cannot express, and translate the others by name.
         for name, value in fixed.items():
@@ -592,17 +598,20 @@ def _yarn_length(rope: dict[str, Any], factor: float) -> float:
 def _our_layers(settings: dict[str, Any], where: str) -> dict[str, Any]:
     """Return our settings for the windows and for the layers without positions.
 
-    Qwen2, Qwen3 and SmolLM3 have windows: layer_types name their layers; without them those from Qwen's
-    max_window_layers on, or SmolLM3's without positions.
+    Qwen2, Qwen3, SmolLM3 and Mistral have windows: layer_types name their layers; without them those from Qwen's
+    max_window_layers on, or SmolLM3's without positions. As in transformers, use_sliding_window=false takes away all
+    of Qwen's, but none that SmolLM3's layer_types name.
     """
     n_layer = build(GPTConfig, {"n_layer": settings["num_hidden_layers"]}).n_layer
     if n_layer > 10_000:
         return {}  # it is damaged: the count of weights refuses it, before any list
     has_rope = _with_rope(settings, n_layer, where)
-    window = settings["sliding_window"] if settings.get("use_sliding_window") else None
+    uses_window = settings.get("use_sliding_window")
+    is_qwen = settings["model_type"] in ("qwen2", "qwen3")
+    window = settings["sliding_window"] if uses_window or not is_qwen else None
+    full = settings.get("max_window_layers") if is_qwen else None
     slides = [False] * n_layer
-    if window is not None:
-        full = settings.get("max_window_layers")
+    if window is not None and uses_window:
         slides = [not each for each in has_rope] if full is None else [layer >= full for layer in range(n_layer)]
     types = [SLIDING if each else "full_attention" for each in slides]
     if window is not None and settings.get("layer_types") is not None:

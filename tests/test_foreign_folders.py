@@ -80,6 +80,53 @@ def test_constants_and_weights_outside_of_the_layers_change_nothing(settings, na
     close(from_huggingface(str(tmp_path))(tokens), model(tokens))
 
 
+@pytest.mark.parametrize("settings", [LLAMA, GPT2, {}, LLAMA | {"qkv_bias": True}, LLAMA | {"mlp": "relu2"}])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"is_causal": False}, "has is_causal=False: choose a model with is_causal=True"),
+        ({"is_causal": None}, "has is_causal=None"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "is a LlamaForSequenceClassification, which writes no"),
+        ({"architectures": ["Qwen2ForProcessRewardModel"]}, "is a Qwen2ForProcessRewardModel, which writes no text"),
+    ],
+)
+def test_models_that_see_what_comes_or_classify_are_refused(change, message, settings, tmp_path):
+    folder_of(tmp_path, settings | {"tie_embeddings": True})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(HuggingFaceError, match=message):
+        from_huggingface(str(tmp_path))
+
+
+SLIDING = "sliding_attention"
+FULL = "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    [
+        ({"attention": "sdpa/sdpa+nope"}, {"sliding_window": 3, "layer_types": [SLIDING, FULL]}),
+        ({"attention": "sdpa/sdpa+nope"}, {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 0}),
+        ({"attention": "sdpa/sdpa+nope"}, {"sliding_window": 3, "use_sliding_window": False, "max_window_layers": 0}),
+        ({"attention_window": 3}, {"layer_types": [FULL, SLIDING]}),
+        ({"attention_window": 3}, {"layer_types": [FULL, FULL]}),
+        ({"attention_window": 3}, {"layer_types": None, "use_sliding_window": False}),
+        ({}, {"sliding_window": 3, "use_sliding_window": True, "layer_types": [SLIDING, FULL]}),
+    ],
+)
+@torch.no_grad()
+def test_windows_of_smollm3_mistral_and_llama_are_those_of_transformers(settings, change, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "MinistralConfig"):
+        pytest.skip("older versions read over a Mistral's layer_types")
+    folder_of(tmp_path, LLAMA | settings)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = torch.randint(61, (2, 12))
+    close(from_huggingface(str(tmp_path))(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
 def test_a_quantised_model_is_named_by_its_method(tmp_path):
     folder_of(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
