@@ -120,7 +120,7 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
 
     The token that ends their texts becomes <|endoftext|>. A normalizer NFC is left out: a text that is not in NFC gets
     other ids. Raises HuggingFaceError if tiktoken cannot give these ids: it has only byte-level BPE, cut by one
-    regular expression, with merges in the order of their ids.
+    regular expression, with merges in the order of their ids, and one for each token.
 
     max_ids: the size of the model's vocabulary.
     """
@@ -156,7 +156,9 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
         # tiktoken joins the pair of the lowest id first, so their merges must have that order.
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         order = [vocabulary[left + right] for left, right in pairs]
-        if order != sorted(order) or any(bytes([byte]) not in ranks for byte in range(256)):
+        if lost := sum(bytes([byte]) not in ranks for byte in range(256)):
+            raise HuggingFaceError(f"has no token of {lost} of the 256 bytes", CHOOSE, value=file)
+        if order != sorted(order):
             raise HuggingFaceError("merges in another order than its ids, which tiktoken cannot", CHOOSE, value=file)
 
         # Make the Encoding, and compare it with their tokenizer.
@@ -165,9 +167,31 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
             fault = f"has {encoding.n_vocab:,} ids, more than the {max_ids:,} of its model"
             remedy = "resize the model with transformers' resize_token_embeddings()"
             raise HuggingFaceError(fault, remedy, value=file)
-        check_lossless(encoding)
+        try:
+            check_lossless(encoding)
+        except ValueError as error:
+            raise HuggingFaceError("has a pattern that leaves out parts of a text", CHOOSE, value=file) from error
+        if unmerged := _unmerged(vocabulary, {*order}, is_whole=model.get("ignore_merges", False)):
+            fault = f"has tokens that no merge makes, such as {unmerged[0]!r}, and tiktoken would make them"
+            raise HuggingFaceError(fault, CHOOSE, value=file)
         _compare(encoding, file, CHOOSE)
     return encoding
+
+
+def _unmerged(vocabulary: dict[str, int], made: set[int], is_whole: bool) -> list[str]:
+    """Return the tokens that tiktoken makes and their merges do not.
+
+    made: the ids that merges make. is_whole: a piece of text that is a token stays whole there, as in tiktoken; then a
+    token without two known halves is made by neither.
+    """
+    unmerged = [word for word, rank in vocabulary.items() if len(word) > 1 and rank not in made]
+    if not is_whole:
+        return unmerged
+    return [
+        word
+        for word in unmerged
+        if any(word[:cut] in vocabulary and word[cut:] in vocabulary for cut in range(1, len(word)))
+    ]
 
 
 def _pattern(content: dict[str, Any], file: Path) -> str:
@@ -178,7 +202,8 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
     # Leave out the options that change no ids.
     normalizer = content.get("normalizer")
     model = content["model"]
-    marks = [name for name in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback") if model.get(name)]
+    names = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "dropout")
+    marks = [name for name in names if model.get(name)]
     is_plain = model["type"] == "BPE" and not marks and normalizer in (None, {"type": "NFC"})
     steps = content["pre_tokenizer"].get("pretokenizers", [content["pre_tokenizer"]])
     steps = [{"use_regex": True} | step if step["type"] == "ByteLevel" else step for step in steps]

@@ -151,16 +151,17 @@ def test_byte_level_after_digits_or_alone_gives_their_ids(before, bpe, tmp_path)
     [
         (lambda t: t["model"].update(type="Unigram"), "Unigram"),
         (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
+        (lambda t: t["model"].update(dropout=0.1), "dropout"),
         (lambda t: t.update(normalizer={"type": "Lowercase"}), "Lowercase"),
         (lambda t: steps(t)[1].update(add_prefix_space=True), "add_prefix_space"),
         (lambda t: steps(t)[0].update(behavior="MergedWithNext"), "MergedWithNext"),
         (lambda t: steps(t).insert(0, {"type": "Digits", "individual_digits": True}), "Digits"),
         (lambda t: steps(t).pop(0), "tiktoken can express"),
-        (lambda t: steps(t)[0].update(pattern={"Regex": "x"}), "it loses text"),
+        (lambda t: steps(t)[0].update(pattern={"Regex": "x"}), "leaves out parts of a text"),
         (lambda t: steps(t)[0].update(pattern={"String": " "}), "tiktoken can express"),
         (lambda t: t["added_tokens"].append(t["added_tokens"][0] | {"id": 9999, "content": "quick"}), "other ids"),
         (lambda t: t["model"]["merges"].reverse(), "another order"),
-        (lambda t: t["model"]["vocab"].pop("\u0100"), "another order"),  # the byte 0, which no merge has
+        (lambda t: t["model"]["vocab"].pop("\u0100"), "no token of 1 of the 256 bytes"),  # of 0
         (lambda t: t.pop("model"), "cannot be read"),
         (lambda t: t["model"]["vocab"].update({"the": 300}), "two of its tokens have the same id"),
         (lambda t: t["model"]["vocab"].update({"the": -5}), "cannot be read"),
@@ -180,6 +181,37 @@ def test_a_tokenizer_that_tiktoken_cannot_stand_for_is_refused(change, message, 
     with pytest.raises(HuggingFaceError, match=message) as refused:
         read_tokenizer_json(tmp_path)
     assert refused.value.remedy and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("change", ["a merge less", "a token more"])
+def test_a_token_that_no_merge_makes_is_refused(change, is_whole, bpe, tmp_path):
+    """tiktoken joins any two tokens that make one, and so gives other ids."""
+    save_tokenizer_json(bpe, tmp_path, 16)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    model = content["model"]
+    model["ignore_merges"] = is_whole
+    if change == "a merge less":
+        left, right = model["merges"][20]
+        model["merges"] = [pair for pair in model["merges"] if "".join(pair) != left + right]
+    else:
+        model["vocab"]["".join(model["merges"][-1]) * 2] = bpe.n_vocab
+    file.write_text(json.dumps(content))
+    with pytest.raises(HuggingFaceError, match="has tokens that no merge makes, such as .*, and tiktoken would"):
+        read_tokenizer_json(tmp_path)
+
+
+def test_a_token_without_known_halves_comes_in_if_pieces_that_are_tokens_stay_whole(bpe, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    save_tokenizer_json(bpe, tmp_path, 16)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["xqz"] = bpe.n_vocab  # no two of its letters are a token
+    file.write_text(json.dumps(content))
+    theirs, ours = tokenizers.Tokenizer.from_file(str(file)), read_tokenizer_json(tmp_path)
+    for text in ("xqz", "xqz!", "axqz xqz"):
+        assert theirs.encode(text, add_special_tokens=False).ids == ours.encode_ordinary(text)
 
 
 @pytest.mark.parametrize("cut", [{"max_length": 5}, {"max_length": 4, "stride": 1, "direction": "left"}], ids=str)
