@@ -37,7 +37,7 @@ from model.gpt import GPT, MLP, Block, SwiGLU
 from model.layers import Linear, RMSNorm
 from model.modes import eval_mode, eval_twin, lock_of
 from model.rope import rotate, turn
-from model.surgery import CALL, HOOKS, is_untouched
+from model.surgery import CALL, HOOKS, Method, is_untouched, is_watched
 
 Token = Float[Tensor, "1 1 C"]
 Step = Callable[[Token], Token]
@@ -139,7 +139,7 @@ class DecodedModel:
 
         They have to on a GPU and in other types than float32 too.
         """
-        if self.blocks is None or is_watched() or not decodes(self.weight.data):
+        if self.blocks is None or is_watched(METHODS) or not decodes(self.weight.data):
             return None
         return self.blocks
 
@@ -149,22 +149,12 @@ def is_known(cls: type) -> bool:
     return cls.__module__.startswith(("torch.nn.modules.", "model."))
 
 
-def is_watched() -> bool:
-    """Return whether all modules have to be called.
-
-    There is a hook on all, or another function in one of their classes.
-    """
-    if torch.nn.modules.module._has_any_global_hook():
-        return True
-    return [getattr(owner, name) for owner, name, _ in METHODS] != [method for _, _, method in METHODS]
-
-
 # The functions of classes that the steps stand for.
 OWNERS: list[type] = [Block, MultiHeadAttention, MLP, SwiGLU, Linear, RMSNorm, nn.Linear, nn.Identity, nn.Dropout]
 NAMES = [(owner, name) for owner in OWNERS for name, value in vars(owner).items() if callable(value) and name[0] != "_"]
 NAMES += [(Block, "_forward"), (GPT, "hidden"), (GPT, "embed"), (GPT, "logits"), (GPT, "forward")]
 NAMES += [(nn.Module, name) for name in CALL]
-METHODS = [(owner, name, getattr(owner, name)) for owner, name in NAMES]
+METHODS: list[Method] = [(owner, name, getattr(owner, name)) for owner, name in NAMES]
 
 
 LAYER = "forward head_outputs queries_keys_values project rotate make_call attend compute merge"

@@ -26,6 +26,17 @@ HOOKS = (
 )
 CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
 """By which torch calls a module: those of an instance or a class may be replaced."""
+Method = tuple[type, str, Any]
+"""A class, the name of one of its functions, and the function that it has at first."""
+LINEAR: list[Method] = [(owner, "forward", owner.forward) for owner in (Linear, nn.Linear)]
+LINEAR += [(nn.Module, name, getattr(nn.Module, name)) for name in CALL]
+
+
+def is_watched(methods: Sequence[Method]) -> bool:
+    """Return whether a hook is on all modules, or one of these classes has another function."""
+    if torch.nn.modules.module._has_any_global_hook():
+        return True
+    return any(getattr(owner, name) is not method for owner, name, method in methods)
 
 
 def is_untouched(module: nn.Module, cls: type[Module]) -> TypeGuard[Module]:
@@ -39,9 +50,10 @@ def is_untouched(module: nn.Module, cls: type[Module]) -> TypeGuard[Module]:
 def is_matrix(layer: nn.Module) -> TypeGuard[Linear]:
     """Return whether a layer is its weight and bias alone, which code may then read.
 
-    A hook, an adapter, a quantised weight or another module has to be called.
+    A hook, an adapter, a quantised weight or another module has to be called; so has each layer where a hook is on all
+    modules, or the class has another function.
     """
-    return is_untouched(layer, Linear) and type(layer.weight) in PLAIN_TYPES
+    return is_untouched(layer, Linear) and type(layer.weight) in PLAIN_TYPES and not is_watched(LINEAR)
 
 
 def uncompiled(model: Any) -> Any:

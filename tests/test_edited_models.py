@@ -1,5 +1,6 @@
 """Models that a person has changed: layers dropped, copied or replaced, weights pruned, resized, untied or compiled."""
 
+import contextlib
 import copy
 
 import pytest
@@ -17,10 +18,12 @@ from generation.config import SamplingParams
 from generation.generate import generate
 from generation.score import ScoringParams, token_nats
 from interop.huggingface import from_huggingface, to_huggingface
+from model.apart import contributions
 from model.attention import FORMS, MODIFIERS, AttentionContext, make_attention
 from model.cache import KVCache
 from model.gpt import GPT
 from model.heads import for_each_layer
+from model.layers import Linear
 from model.weights import check_weights, load_weights, plain_weights, save_file
 
 
@@ -314,6 +317,56 @@ def test_a_hook_on_any_projection_is_in_the_logits_also_while_decoding(attention
         cache = KVCache(9)
         decoded = [hooked(part, cache=cache) for part in tokens.split((4, 1, 1, 2, 1), 1)]
         close(torch.cat(decoded, 1), wanted, atol=1e-4)
+
+
+@contextlib.contextmanager
+def all_doubled(way):
+    """Every linear layer returns twice its product, by torch's hooks for all modules or by the code of a class."""
+    forward = Linear.forward
+    of_torch = nn.Linear.forward
+    handle = None
+    if way == "a hook":
+        hook = nn.modules.module.register_module_forward_hook
+        handle = hook(lambda module, given, y: 2 * y if isinstance(module, nn.Linear) else None)
+    elif way == "a hook before":
+        hook = nn.modules.module.register_module_forward_pre_hook
+        handle = hook(lambda module, given: (2 * given[0],) if isinstance(module, nn.Linear) else None)
+    elif way == "our class":
+        Linear.forward = lambda self, x: 2 * forward(self, x)
+    else:
+        nn.Linear.forward = lambda self, x: 2 * of_torch(self, x)
+    try:
+        yield
+    finally:
+        Linear.forward = forward
+        nn.Linear.forward = of_torch
+        if handle is not None:
+            handle.remove()
+
+
+@pytest.mark.parametrize("way", ["a hook", "a hook before", "our class", "torch's class"])
+@pytest.mark.parametrize("attention", ["sdpa", "mla", "stacked"])
+def test_what_acts_on_all_modules_is_in_the_logits_the_loss_and_decoding(attention, way):
+    model, doubled = random_gpt(attention=attention), random_gpt(attention=attention)
+    tokens = torch.randint(61, (2, 9))
+    given, targets = tokens[:, :-1], tokens[:, 1:]
+    with torch.no_grad():
+        for part in doubled.modules():
+            if isinstance(part, nn.Linear):
+                part.weight.mul_(2)
+        wanted = doubled(given)
+    nats = F.cross_entropy(wanted.flatten(0, 1), targets.flatten(), reduction="none")
+    with all_doubled(way):
+        model.loss(given, targets).backward()
+        with torch.no_grad():
+            close(model.loss(given, targets), nats.sum(), rtol=1e-5)
+            close(model.nats(given, targets)[0].flatten(), nats, atol=1e-4, rtol=1e-5)
+            cache = KVCache(8)
+            close(torch.cat([model(part, cache=cache) for part in given.split((4, 1, 3), 1)], 1), wanted, atol=1e-4)
+        with pytest.raises(SettingsError, match="lm_head has a bias, a hook or an adapter"):
+            contributions(model, given, targets)
+    doubled.loss(given, targets).backward()
+    close(model.lm_head.weight.grad, 2 * doubled.lm_head.weight.grad, atol=1e-3, rtol=1e-4)
 
 
 class Quantised(torch.Tensor):
