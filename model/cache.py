@@ -82,6 +82,14 @@ class KVCache:
             )
         self._position = position
 
+    @property
+    def texts(self) -> int | None:
+        """The number of texts that have been read, None before the first pass."""
+        for kept in self.layers.values():
+            for tensor in kept.values():
+                return tensor.size(0)
+        return None
+
     def advance(self, T: int) -> None:
         """Count T positions that all layers have read."""
         self._position += T

@@ -74,12 +74,16 @@ def tie_again(model: Any, keys: Any) -> None:
 
 
 def check_input(model: Any, tokens: Tensor, cache: Any) -> None:
-    """Raise ValueError for tokens that are not (B, T), or layers that a new cache cannot serve."""
+    """Raise ValueError for tokens that are not (B, T), or that a cache cannot serve."""
     if tokens.ndim != 2 or tokens.is_nested:
         shape = "nested" if tokens.is_nested else (*tokens.shape,)
         raise ValueError(f"tokens {shape} need the shape (B, T): tokens[None] is a batch of one text.")
     if cache is not None and cache.position == 0:
         check_places(model.attentions)
+    B = tokens.size(0)
+    if cache is not None and cache.texts not in (None, B):
+        problem = f"tokens of {B} texts do not continue a cache of {cache.texts}"
+        raise ValueError(f"{problem}: cache.take(torch.tensor([0] * {B})) has the first of them as often.")
 
 
 def check_places(layers: Sequence[Any]) -> None:

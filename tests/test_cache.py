@@ -1,6 +1,7 @@
 """A cache, filled in chunks or token by token, gives the result of one pass over all tokens."""
 
 import copy
+import re
 from itertools import product
 
 import pytest
@@ -341,6 +342,26 @@ class Rounded(KVCache):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("attention", ["sdpa", "linear", "delta", "kda", "short_conv", "sdpa+conv", "mla", "average"])
+@pytest.mark.parametrize(("read", "more"), [(1, 4), (4, 1), (4, 2)])
+@torch.no_grad()
+def test_another_number_of_texts_is_refused_with_the_line_that_goes_on(read, more, attention):
+    """A state of four texts made four rows of one token."""
+    model, cache = random_gpt(attention=attention), KVCache(16)
+    tokens = torch.randint(61, (read, 6))
+    new = torch.randint(61, (more, 2))
+    assert cache.texts is None
+    model(tokens, cache=cache)
+    with pytest.raises(
+        ValueError, match=f"tokens of {more} texts do not continue a cache of {read}: cache.take"
+    ) as told:
+        model(new[:, :1], cache=cache)
+    (line,) = re.findall(r"cache\.take\(.*?\)\)", str(told.value))
+    cache = eval(line)
+    assert cache.texts == more
+    close(model(new, cache=cache), model(torch.cat((tokens[:1].expand(more, -1), new), 1))[:, 6:], atol=1e-5)
+
+
 def test_texts_taken_from_a_cache_of_ones_own_class_go_on_in_it():
     model, tokens = random_gpt(), torch.randint(61, (2, 9))
     first, second = Rounded(9), Rounded(9)
