@@ -39,7 +39,7 @@ class Rope(NamedTuple):
             does not.
     llama3  mixes between 1 and 4 turns, and lengthens nothing (Llama 3.1, 2024)
 
-    Angles, sines and cosines are float32 in a model of any type: bfloat16 cannot count past 256.
+    Angles, sines and cosines are float32 at least, in a model of any type: bfloat16 cannot count past 256.
     """
 
     channels: int
@@ -72,23 +72,31 @@ class Rope(NamedTuple):
         # A compiled or traced length is no number. A fake tensor has a shape and no numbers: its table must not be
         # cached.
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor:
-            return self.cos_sin(torch.arange(past, end, device=x.device))
+            return self.cos_sin(torch.arange(past, end, device=x.device), angles_of(x))
         # Tables grow by doubling: decoding does not make one for each length.
         size = max(1024, 1 << (end - 1).bit_length())
-        return _table(size, self, x.device)[past:end]
+        return _table(size, self, x.device, angles_of(x))[past:end]
 
-    def cos_sin(self, positions: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead half 2"]:
+    def cos_sin(
+        self,
+        positions: Int[Tensor, "*lead"],
+        dtype: torch.dtype = torch.float32,
+    ) -> Float[Tensor, "*lead half 2"]:
         """Return (cos, sin) of every plane's angle at each position.
 
         YaRN scales both beyond length 1.
         """
-        frequency, temperature = self.frequencies(positions.device)
-        angle = positions.to(torch.float32).unsqueeze(-1) * frequency
+        frequency, temperature = self.frequencies(positions.device, dtype)
+        angle = positions.to(dtype).unsqueeze(-1) * frequency
         return torch.stack((angle.cos(), angle.sin()), -1) * temperature
 
-    def frequencies(self, device: torch.device | None = None) -> tuple[Float[Tensor, " half"], float]:
+    def frequencies(
+        self,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> tuple[Float[Tensor, " half"], float]:
         """Return every plane's angle at position 1, and the length of its (cos, sin)."""
-        plane = torch.arange(0, self.channels, 2, dtype=torch.float32, device=device)  # 2i
+        plane = torch.arange(0, self.channels, 2, dtype=dtype, device=device)  # 2i
         whole = self.whole or self.channels
         frequency = self.theta ** (-plane / whole)
         # Mix each frequency with the slowed one; `slow` is the share of the latter.
@@ -151,14 +159,24 @@ class Pope(nn.Module):
         phase: Float[Tensor, "n 1 D"] | float = 0.0,
     ) -> Float[Tensor, "*lead T both"]:
         """Return points at the positions first … first+T-1, the cosines of all before the sines."""
-        position = torch.arange(first, first + length.shape[-2], dtype=torch.float32, device=length.device)
-        angle = position[:, None] * self.frequencies(length.device) - phase  # (T, D), or (n, T, D)
+        dtype = angles_of(length)
+        position = torch.arange(first, first + length.shape[-2], dtype=dtype, device=length.device)
+        angle = position[:, None] * self.frequencies(length.device, dtype) - phase  # (T, D), or (n, T, D)
         return torch.cat((length * angle.cos(), length * angle.sin()), -1)
 
-    def frequencies(self, device: torch.device | None = None) -> Float[Tensor, " D"]:
+    def frequencies(
+        self,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Float[Tensor, " D"]:
         """Return every channel's angle at position 1."""
-        channel = torch.arange(self.channels, dtype=torch.float32, device=device)
+        channel = torch.arange(self.channels, dtype=dtype, device=device)
         return self.theta ** (-channel / self.channels)
+
+
+def angles_of(x: Tensor) -> torch.dtype:
+    """Return the type of the angles that turn x: float32, or for float64 its own."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 @cache
@@ -216,11 +234,11 @@ def turn_compiled(pairs: Pairs, rotation: Float[Tensor, "... T half 2"]) -> Pair
 
 
 @lru_cache(maxsize=16)
-def _table(size: int, rope: Rope, device: torch.device) -> Float[Tensor, "{size} half 2"]:
+def _table(size: int, rope: Rope, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "{size} half 2"]:
     # Not a buffer: all layers share it, no cast to bfloat16 or move touches it, and a model built on the meta device
     # has nothing to fill in. A cached table must serve training, even if inference mode made it.
     with torch.inference_mode(False):
-        return rope.cos_sin(torch.arange(size, device=device))
+        return rope.cos_sin(torch.arange(size, device=device), dtype)
 
 
 def half_a_pair(config: AttentionConfig, head_dim: int, wanted: float) -> SettingsError:

@@ -3,11 +3,13 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
-from conftest import close, layer
+from conftest import close, layer, random_gpt
 
 from common.errors import SettingsError
+from model.attention import AttentionContext
 from model.rope import Rope, rotate
 
 
@@ -47,6 +49,46 @@ def test_positions_count_on_from_the_past_up_to_the_last_of_any_length(T):
     for past in (0, 1, 1023, 3000):
         close(rope.table(x, past), rope.cos_sin(torch.arange(past, past + T)), rtol=0, atol=0)
     close(turned(rope, x), turned(rope, x, torch.arange(T)))
+
+
+FLOAT64 = {
+    "rope": {},
+    "yarn": {"rope_scaling": "yarn", "rope_scaling_factor": 4.0},
+    "llama3": {"rope_scaling": "llama3", "rope_scaling_factor": 8.0, "rope_trained_length": 12, "rope_theta": 20.0},
+    "a part": {"rope_fraction": 0.5},
+    "pope": {"position": "pope"},
+    "mla": {"attention": "mla"},
+    "parallax": {"attention": "parallax"},
+    "retention": {"attention": "retention"},
+    "logn": {"attention": "sdpa+logn"},
+}
+
+
+@pytest.mark.parametrize("settings", FLOAT64.values(), ids=FLOAT64)
+@torch.no_grad()
+def test_a_text_in_float64_is_the_same_at_any_place_to_the_bits_of_float64(settings):
+    """Angles in float32 were 1e-5 beside, growing with the position, so a reference was none."""
+    model = random_gpt(block_size=4096, **settings).double()
+    tokens = torch.randint(61, (1, 1012))
+    starts = torch.tensor([[0] * 1000 + [1000] * 12])
+    close(model(tokens, doc_starts=starts)[:, -12:], model(tokens[:, -12:]), atol=1e-11, rtol=1e-11)
+
+
+@torch.no_grad()
+def test_angles_rates_and_logarithms_in_float64_are_those_of_numpy():
+    rope, position = Rope(8, theta=500.0), np.arange(70_000, 70_003)
+    angle = position[:, None] * 500.0 ** (-np.arange(0, 8, 2) / 8)
+    table = rope.table(torch.zeros(1, 3, 8, dtype=torch.float64), 70_000)
+    np.testing.assert_allclose(table, np.stack((np.cos(angle), np.sin(angle)), -1), rtol=0, atol=1e-10)
+    x = torch.randn(1, 3, 16, dtype=torch.float64)
+    rates = layer("retention").double().rates(x)[0][:, 0, 0]
+    np.testing.assert_allclose(rates, np.log1p(-(2.0 ** (-5 - np.arange(4)))), rtol=1e-14)
+    scaled = layer("sdpa+logn").double()
+    call = scaled.make_call(*scaled.queries_keys_values(x, AttentionContext()), AttentionContext())
+    changed = scaled.modifiers["logn"].score(call, x, AttentionContext())
+    factor = scaled.modifiers["logn"].factor.numpy()
+    wanted = call.q.numpy() * (factor[:, None] * np.log([1, 2, 3]))[None, :, :, None]
+    np.testing.assert_allclose(changed.q, wanted, rtol=1e-14)
 
 
 @pytest.mark.slow

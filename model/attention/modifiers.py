@@ -229,7 +229,8 @@ class LogN(Modifier):
 
         # Scale the queries: their scores then have the factor. All queries of a head share its σ.
         factor = repeat_heads(self.factor[:, None, None], H)
-        return call._replace(q=call.q * (factor * n.log()).to(call.q.dtype))
+        logarithm = n.to(torch.promote_types(call.q.dtype, torch.float32)).log()
+        return call._replace(q=call.q * (factor * logarithm).to(call.q.dtype))
 
 
 @modifier("forget", changes="scores")

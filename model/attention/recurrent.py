@@ -233,7 +233,7 @@ class Retention(Recurrent):
     """
 
     def rates(self, x: Stream) -> Rates:
-        head = torch.arange(self.n_head, dtype=torch.float32, device=x.device)
+        head = torch.arange(self.n_head, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         log_decay = torch.log1p(-torch.exp2(-5 - head))
         return log_decay[:, None, None].expand(-1, x.shape[1], -1), None  # (H,) -> (H, T, 1)
 
