@@ -20,6 +20,7 @@ from generation.generate import encode_prompt
 from interop.card import model_card
 from interop.huggingface import to_huggingface, version_needed
 from interop.tokenizer import save_tokenizer_json
+from model.attention import FORMS
 
 # The first with all three classes, the last 4.x, and the one that is installed.
 VERSIONS = ["4.51.3", "4.57.6", "installed"]
@@ -119,3 +120,24 @@ def test_an_exported_folder_is_the_same_model_in_every_version_of_transformers(v
         assert found == [] or not is_enough, f"{name} in transformers {used}: {found}"
         if name in ("qwen3-yarn-of-8", "qwen3-windows"):
             assert bool(found) != is_enough, "the card asks for no later version than it must"
+
+
+@torch.no_grad()
+def test_the_pages_lines_let_a_model_of_transformers_compute_with_a_form():
+    """With softmax as its own, also in a padded batch and with a cache; another form gives other logits."""
+    transformers = pytest.importorskip("transformers")
+    page = (Path(__file__).parent.parent / "docs/interop.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```text\n(from transformers import AttentionInterface.*?)```", page, re.DOTALL)
+    shape = dict(vocab_size=61, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, intermediate_size=40)).eval()
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    given = {"input_ids": torch.randint(61, (2, 6)), "attention_mask": mask}
+    greedy = dict(max_new_tokens=4, do_sample=False, pad_token_id=0)
+    wanted = theirs(**given).logits[mask.bool()]
+    written = theirs.generate(**given, **greedy)
+    for form in ("sdpa", "loop", "sigmoid"):
+        exec(code.replace('"sigmoid"', repr(form)), {"FORMS": FORMS, "theirs": theirs})
+        close_to_theirs = torch.allclose(theirs(**given).logits[mask.bool()], wanted, atol=1e-5)
+        assert close_to_theirs == (form != "sigmoid")
+        if close_to_theirs:
+            assert torch.equal(theirs.generate(**given, **greedy), written)
