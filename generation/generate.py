@@ -146,7 +146,8 @@ class Decoder:
         # Texts have many lengths, and torch.compile() would compile for each: call the model that it was given.
         model = uncompiled(model)
         self.model = model
-        self.device = model.device
+        # Weights that are offloaded, as by accelerate, are on no device between two calls of their module.
+        self.device = torch.device("cpu") if model.device.type == "meta" else model.device
         # It calls the model in eval mode, and leaves the model's own mode alone: a caller may train it between two
         # tokens. For a single text on a CPU, model/row.py computes the same in fewer operators.
         self.decoded = DecodedModel(model)

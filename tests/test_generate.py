@@ -9,6 +9,7 @@ import torch
 from conftest import close, random_gpt, some, tokens_drawn
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import model.cpu
 from common.errors import SettingsError
@@ -457,6 +458,38 @@ def test_a_text_does_not_depend_on_torchs_default_type_and_device(default, posit
     finally:
         torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)
+
+
+def offload(module):
+    """Keep a module's weights beside it, and on the meta device between two calls, as accelerate's cpu_offload()."""
+    held = {name: weight.detach() for name, weight in module.named_parameters(recurse=False)}
+    away = {name: nn.Parameter(weight.to("meta"), requires_grad=False) for name, weight in held.items()}
+    forward = module.forward
+
+    def with_weights(*given, **named):
+        module._parameters |= {name: nn.Parameter(weight, requires_grad=False) for name, weight in held.items()}
+        try:
+            return forward(*given, **named)
+        finally:
+            module._parameters |= away
+
+    if held:
+        module._parameters |= away
+        module.forward = with_weights
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "mla", "delta", "index"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_whose_weights_are_offloaded_writes_and_is_scored(attention, tied):
+    model = random_gpt(vocab_size=257, block_size=32, attention=attention, tie_embeddings=tied)
+    offloaded = copy.deepcopy(model)
+    offloaded.apply(offload)
+    assert offloaded.device.type == "meta"
+    text, other = ("".join(generate_text(each, BYTE, "ab", max_new_tokens=20)) for each in (model, offloaded))
+    assert other == text
+    tokens = torch.randint(257, (2, 9))
+    with torch.no_grad():
+        close(offloaded.loss(tokens, tokens), model.loss(tokens, tokens), rtol=1e-5)
 
 
 @pytest.mark.parametrize("texts", [["ab"], ["ab", "the fox"]])
