@@ -362,6 +362,18 @@ def test_another_number_of_texts_is_refused_with_the_line_that_goes_on(read, mor
     close(model(new, cache=cache), model(torch.cat((tokens[:1].expand(more, -1), new), 1))[:, 6:], atol=1e-5)
 
 
+@pytest.mark.parametrize("attention", ["linear", "retention", "delta", "kda", "gdn2"])
+@torch.no_grad()
+def test_a_layer_alone_refuses_another_number_of_texts_than_its_state_has(attention):
+    recurrent, cache = layer(attention), KVCache(16)
+    recurrent(torch.randn(4, 3, 16), AttentionContext(cache=cache))
+    cache.position = 3
+    with pytest.raises(ValueError, match="queries of 1 texts do not continue a state of 4: number"):
+        recurrent(torch.randn(1, 1, 16), AttentionContext(cache=cache))
+    taken = cache.take(torch.tensor([3, 0]))
+    assert recurrent(torch.randn(2, 1, 16), AttentionContext(cache=taken)).shape == (2, 1, 16)
+
+
 def test_texts_taken_from_a_cache_of_ones_own_class_go_on_in_it():
     model, tokens = random_gpt(), torch.randint(61, (2, 9))
     first, second = Rounded(9), Rounded(9)

@@ -196,6 +196,9 @@ class Recurrent(MultiHeadAttention):
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             q, k, v = (repeat_heads(upcast(t), self.n_head) for t in call[:3])
             state = kept.get("state", q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]))
+            if state.size(0) != q.size(0):  # a product would broadcast one of them
+                problem = f"queries of {q.size(0)} texts do not continue a state of {state.size(0)}"
+                raise ValueError(f"{problem}: number the texts that go on by take() of the cache.")
             y, state = scan(q, k, v, log_decay.to(q.dtype), beta, state, self.erasers(k, x))
         kept["state"] = state.detach()
         return y.to(x.dtype)
