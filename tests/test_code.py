@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -150,6 +153,37 @@ def test_a_changed_file_is_told_and_taken_only_with_allow_changes(own, tmp_path,
     assert result.returncode == 0 and read_summary(tmp_path / "run").code_hash == run_code(str(own)) != before
 
 
+@pytest.mark.parametrize("place", ["neighbour.py", "package/__init__.py", "package/inner.py", "folder/inner.py"])
+def test_a_neighbour_that_was_changed_within_a_second_is_run_as_it_is(tmp_path, place):
+    neighbour = tmp_path / place
+    neighbour.parent.mkdir(exist_ok=True)
+    neighbour.write_text("FACTOR = 2\n")
+    py_compile.compile(str(neighbour), invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)  # as Python does
+    written = neighbour.stat().st_mtime
+    neighbour.write_text("FACTOR = 3\n")
+    os.utime(neighbour, (written, written))
+    module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    (tmp_path / "own.py").write_text(
+        f"from .{module} import FACTOR\nfrom model.attention.registry import form\n\n\n"
+        "@form('scaled')\ndef scaled(call):\n    return FACTOR * call\n"
+    )
+    found = run_code(str(tmp_path / "own.py"))
+    assert FORMS["scaled"](7) == 21
+    content = (tmp_path / "own.py").read_bytes() + b"\0" + neighbour.read_bytes()
+    assert found == hashlib.sha256(content).hexdigest()[:16]
+
+
+def test_a_neighbour_that_is_imported_late_is_refused_because_the_hash_has_none(tmp_path):
+    (tmp_path / "late.py").write_text("FACTOR = 3\n")
+    (tmp_path / "own.py").write_text(
+        "from model.attention.registry import form\n\n\n"
+        "@form('scaled')\ndef scaled(call):\n    from .late import FACTOR\n    return FACTOR * call\n"
+    )
+    run_code(str(tmp_path / "own.py"))
+    with pytest.raises(SettingsError, match=r"late is imported after the file has run, .*: import it at the top of"):
+        FORMS["scaled"](7)
+
+
 @pytest.mark.slow
 def test_a_task_of_a_file_is_learned_and_scored(own, tmp_path):
     asked = ["data.source=repeat", "code=own.py", "data.task.vocab_size=5", "run_dir=run", "max_steps=2"]
@@ -192,6 +226,12 @@ def test_a_file_that_seeds_changes_no_number_of_the_run(tmp_path):
         ("from data.tasks import task\ntask('copy', 3)(None)\n", "code=FILE, line 2: the name 'copy' is taken"),
         (USED + "import absent_here\n", "code=FILE, line 3: ModuleNotFoundError: No module named 'absent_here'"),
         (USED + "from .absent import x\n", "code=FILE, line 3: ModuleNotFoundError: No module named 'code_"),
+        (
+            USED + "from beside import x\n",
+            "code=FILE, line 3: ModuleNotFoundError: No module named 'beside': write a dot before its neighbour, as in "
+            "from .beside import NAME.",
+        ),
+        (USED + "from data import x\n", "code=FILE, line 3: ImportError: cannot import name 'x' from 'data'"),
         (USED + "1 / 0\n", "code=FILE, line 3: ZeroDivisionError: division by zero: correct the file."),
     ],
 )
@@ -199,6 +239,9 @@ def test_a_file_that_cannot_be_used_ends_in_one_sentence_with_the_line_and_leave
     tmp_path, capsys, source, said
 ):
     file = tmp_path / "bad.py"
+    (tmp_path / "beside.py").write_text("x = 1\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/__init__.py").touch()
     if source is not None:
         file.write_text(source)
     state = torch.get_rng_state()
@@ -209,6 +252,7 @@ def test_a_file_that_cannot_be_used_ends_in_one_sentence_with_the_line_and_leave
     assert sentence.replace(str(file), "FILE").startswith(said) and "\n" not in sentence
     trace = capsys.readouterr().err
     assert ("line" in sentence) == (f'File "{file}", line' in trace) and "attention/code.py" not in trace
+    assert ("dot" in sentence) == ("beside" in sentence or "'data'" in sentence)
     assert before == FORMS and file not in RAN
     assert torch.equal(torch.get_rng_state(), state) != ("manual_seed" in (source or ""))
 

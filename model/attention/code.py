@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from itertools import dropwhile
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -72,6 +73,8 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
     module.__package__ = package.__name__
     module.__file__ = str(path)
     sys.modules |= {package.__name__: package, module.__name__: module}
+    neighbours = Neighbours(f"{package.__name__}.")
+    sys.meta_path.insert(0, neighbours)
 
     # Run its source: a compiled copy may be older.
     source = path.read_bytes()
@@ -80,6 +83,7 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
         # A seed means the same with and without the file.
         with explained(name), torch.random.fork_rng(devices=[]):
             exec(compile(source, path, "exec"), vars(module))
+        neighbours.are_complete = True
         if before == [*registries]:
             problem = f"code={name} registers nothing"
             raise SettingsError(problem, "decorate a function or a class with @form or @modifier")
@@ -92,6 +96,39 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
         check_results(name, MODIFIERS[modifier])
     loaded = [each for key, each in sys.modules.items() if key.startswith(f"{package.__name__}.") and each != module]
     return sorted(Path(each.__file__) for each in loaded if each.__file__)
+
+
+class Neighbours:
+    """Finds the neighbours of a file for import, by the prefix of their names.
+
+    Those that are imported later would be missing in the hash of the file: they are refused.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.are_complete = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        if not name.startswith(self.prefix):
+            return None
+        if self.are_complete:
+            problem = f"{name.removeprefix(self.prefix)} is imported after the file has run, and is not in its hash"
+            raise SettingsError(problem, "import it at the top of the file")
+        spec = PathFinder.find_spec(name, path, target)
+        if spec and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = FromSource(name, spec.loader.path)
+        return spec
+
+
+class FromSource(SourceFileLoader):
+    """Compiles a module from its source.
+
+    Python takes a compiled copy for a file of the same size that was written in the same second, as a program does that
+    changes a number and runs again.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def check_results(name: str, modifier: Any) -> None:
@@ -143,7 +180,10 @@ def explained(name: str | None) -> Iterator[None]:
         trace = traceback.extract_tb(error.__traceback__)
         frames = [*dropwhile(lambda frame: frame.filename != str(path_of(name)), trace)]
         line = frames[0].lineno if frames else getattr(error, "lineno", None)  # of a SyntaxError
-        fault = SettingsError(traceback.format_exception_only(error)[-1].strip(), "correct the file")
+        remedy = "correct the file"
+        if isinstance(error, ImportError) and is_neighbour(name, error.name):
+            remedy = f"write a dot before its neighbour, as in from .{error.name} import NAME"
+        fault = SettingsError(traceback.format_exception_only(error)[-1].strip(), remedy)
         if isinstance(error, SettingsError):
             if not frames:
                 raise
@@ -154,6 +194,12 @@ def explained(name: str | None) -> Iterator[None]:
             if os.environ.get("RANK", "0") == "0":
                 traceback.print_exception(error, limit=-len(frames))  # from the file on
         raise SettingsError(f"{place}: {fault.problem}", fault.remedy) from error
+
+
+def is_neighbour(name: str, module: str | None) -> bool:
+    """Return whether a module is a file or a package beside the file of code=NAME."""
+    beside = path_of(name).parent / (module or "")
+    return bool(module) and (beside.with_suffix(".py").is_file() or (beside / "__init__.py").is_file())
 
 
 def run_command(main: Callable[[list[str]], int | None]) -> None:
