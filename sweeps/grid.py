@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep, Sweep, ValueType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -425,18 +426,38 @@ def range_text(name: str, value: Any) -> str:
 def expand_ranges(override: Override) -> None:
     """Replace the ranges among an override's values, as in range(1,3),7, by their numbers."""
     choices = override.value()
+    if isinstance(choices, RangeSweep):
+        alone: list[Any] = [choices]
+        choices = ChoiceSweep(list=alone, shuffle=choices.shuffle)
+        override._value = choices
+        override.value_type = ValueType.CHOICE_SWEEP
     if not isinstance(choices, ChoiceSweep):
         return
     expanded: list[Any] = []
     for value in choices.list:
         if isinstance(value, RangeSweep):
-            check_numbers(override, value)
-            expanded += value.range()
+            expanded += numbers_of(override, value)
         elif isinstance(value, Sweep | Glob) or "Sweep(" in repr(value):  # of a choice in a choice, or in a list
             raise SettingsError(f"{override.input_line} has values within a value", "write it as 1,2,3 or range(1,5),7")
         else:
             expanded.append(value)
     choices.list = expanded
+
+
+def numbers_of(override: Override, swept: RangeSweep) -> Sequence[float]:
+    """Return the numbers of a range as decimals have them.
+
+    Those of range(0.3,0.9,0.3) are 0.3 and 0.6: Hydra adds the binary fraction of 0.3, and comes to 0.8999999999999999.
+    Its sort() begins elsewhere than the range if the end is none of the steps.
+    """
+    check_numbers(override, swept)
+    if re.search(r"\bsort\(.*range\(", str(override.input_line)):
+        raise SettingsError(f"{override.input_line} sorts a range", "leave sort() out: the order changes no result")
+    numbers = (swept.start, swept.stop, swept.step)
+    if all(isinstance(number, int) for number in numbers):
+        return range(*numbers)  # type: ignore[arg-type]
+    start, stop, step = (Decimal(str(number)) for number in numbers)
+    return [float(start + i * step) for i in range(max(0, math.ceil((stop - start) / step)))]
 
 
 def check_numbers(override: Override, swept: Any) -> None:

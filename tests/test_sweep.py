@@ -513,6 +513,9 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
             "data.path=glob(*.txt)",
             "glob() chooses among options, and data.path has none: list its values, as in data.p",
         ),
+        ({}, "seed=sort(range(10,0,-3))", "seed=sort(range(10,0,-3)) sorts a range: leave sort() out"),
+        ({}, "optimizer.lr=sort(range(0.1,0.5,0.1),reverse=true)", "sorts a range: leave sort() out: the order"),
+        ({"params": {"seed": "sort(range(1,4))"}}, "", "seed=sort(range(1,4)) sorts a range: leave sort() out"),
         ({}, "model.ngrams=[range(2,4)],[2]", "model.ngrams=[range(2,4)],[2] has values within a value"),
     ],
 )
@@ -587,6 +590,28 @@ def test_ranges_stand_among_values(tmp_path):
     )
     assert [job["seed"] for job in jobs] == ["1", "1", "2", "2", "7", "7", "9", "9", "7", "7"]
     assert [job["optimizer.lr"] for job in jobs[:2]] == ["1.0", "1.5"]
+
+
+# Ranges of rates, and their numbers by fractions: start + i · step below the end, above it for a step below 0.
+RANGES = [
+    ("range(0.3,0.9,0.3)", 3, 9, 3),
+    ("range(0.0,1.0,0.1)", 0, 10, 1),
+    ("range(1.3,0,-0.5)", 13, 0, -5),
+    ("range(start=0.1,stop=0.3,step=0.1)", 1, 3, 1),
+    ("range(0.1,3)", 1, 30, 10),
+    ("shuffle(range(0.3,0.9,0.3))", 3, 9, 3),
+]
+
+
+@pytest.mark.parametrize(("typed", "start", "stop", "step"), RANGES)
+def test_a_range_has_the_numbers_of_its_decimals_without_its_end(typed, start, stop, step, tmp_path):
+    expected = {str(number / 10) for number in range(start, stop, step)}
+    given = [(Grid(), [f"optimizer.lr={typed}"]), (Grid(params={"optimizer.lr": typed}), [])]
+    if not typed.startswith("shuffle"):
+        given.append((Grid(), [f"optimizer.lr=7,{typed}"]))
+    for number, (sweeper, arguments) in enumerate(given):
+        jobs = swept(sweeper, tmp_path / str(number), lambda settings: 1.0, arguments)
+        assert {job["optimizer.lr"] for job in jobs} - {"7"} == expected, arguments
 
 
 @pytest.mark.slow
@@ -685,6 +710,7 @@ SAME = [
     (["seed=1,1,2"], "12"),
     (["seed=range(1,3),2"], "12"),
     (["seed=1,2", "optimizer.lr=0.02,2e-2"], "12"),
+    (["seed=4", "optimizer.lr=range(0.1,0.5,0.1),0.3"], "4444"),
     (["hydra.sweeper.variants=['attention=sdpa','optimizer.lr=2e-2','model.attention=sdpa','model.n_head=2']"], "11"),
     (["hydra.sweeper.variants=['max_steps=${floordiv:3,2}','max_steps=1','seed=1 max_steps=1.0']"], "1"),
     (["seed=1,2", "wandb.name=a,b", "data.cache_dir=c,d"], "12"),
