@@ -36,9 +36,9 @@ from common.console import end_with_parent, show_log
 from common.errors import SettingsError, first_line
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
-from common.text import flat, home_quoted, literal, quote, seen_from_here
+from common.text import flat, literal, quote, quoted_as_typed, seen_from_here
 from runs.summary import begin_job, fail_job, has_checkpoints, threads_of_sweep
-from sweeps.grid import VARIANTS
+from sweeps.grid import TEXTS, VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
 from training.config import TrainConfig
 
@@ -71,8 +71,8 @@ def sweep(overrides: list[str], typed: dict[str, str]) -> None:
     """Run each job of a sweep."""
     register_inherited(typed)
     # A + means nothing to a setting that exists already; only Hydra's own may be added to.
-    plain = [home_quoted(o if o.lstrip("+").startswith("hydra") else o.lstrip("+")) for o in overrides]
-    call_hydra(["-m", *plain])
+    plain = [o if o.lstrip("+").startswith("hydra") else o.lstrip("+") for o in overrides]
+    call_hydra(["-m", *(quoted_as_typed(override, TEXTS) for override in plain)])
 
 
 def run_single(typed: dict[str, str], searched: list[str]) -> None:

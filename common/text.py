@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import IO, Any
@@ -86,15 +86,34 @@ def quote(text: object) -> str:
     return f'"{escaped}"'
 
 
-def home_quoted(override: str) -> str:
-    """Return NAME=VALUE with quotes for Hydra around values with a ~, as in ~/a.txt,b.txt.
+def quoted_as_typed(override: str, texts: Container[str]) -> str:
+    """Return NAME=VALUE with quotes for Hydra around values that it would read otherwise.
 
-    A shell leaves ~ as it is after NAME=, and Hydra's grammar has no such letter.
+    A shell leaves ~ as it is after NAME=, and Hydra's grammar has no such letter. Of a setting of `texts` Hydra would
+    make 100000.0 of 1e5, 10 of 1_0 and true of True, and drop the blanks around a single value.
     """
     name, equals, value = override.partition("=")
-    if any(sign in value for sign in "\"'()[]{}"):  # of Hydra's grammar: quotes may be there
+    is_list = value.startswith("[")
+    signs = "\"'(){}" if is_list else "\"'()[]{}"
+    if any(sign in value for sign in signs):  # of Hydra's grammar: quotes may be there
         return override
-    return name + equals + re.sub(r"[^,]*~[^,]*", lambda found: quote(found[0]), value)
+    is_text = name.lstrip("+") in texts
+    is_single = not is_list and "," not in value
+
+    def quoted(part: re.Match[str]) -> str:
+        text = part[0] if is_single else part[0].strip()
+        return quote(text) if "~" in text or (is_text and is_read_otherwise(text)) else part[0]
+
+    return name + equals + re.sub(r"[^,\[\]]+", quoted, value)
+
+
+def is_read_otherwise(text: str) -> bool:
+    """Return whether Hydra changes a text: the spelling of a number or truth value, or blanks."""
+    for number in (int, float):
+        with suppress(ValueError):
+            return str(number(text)) != text
+    is_truth_value = text.lower() in ("true", "false")
+    return (is_truth_value and text != text.lower()) or (text != text.strip() and "\\" not in text)
 
 
 def command(script: str) -> str:

@@ -33,7 +33,7 @@ from common.errors import SettingsError, format_value
 from common.files import os_errors_named, user_path
 from common.machine import processors
 from common.settings import setting_hints
-from common.text import flat, home_quoted, hydra_quoted, literal, plural, quote, visible
+from common.text import flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
 from runs.directory import lock_run, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
 from runs.summary import fail_job, read_job, read_summary
@@ -45,6 +45,8 @@ from training.config import TrainConfig
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 LONGEST_NAME = 255  # bytes of a name in a folder, on nearly every disk
 SETTINGS = setting_hints(TrainConfig)
+FOLDERS = {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.sweeper.baseline", "hydra.sweeper.confirm"}
+TEXTS = FOLDERS | {name for name, kind in SETTINGS.items() if kind in (str, str | None, list[str], list[str] | None)}
 VARIANTS = (
     """write 'hydra.sweeper.variants=["NAME=VALUE",…]', or on Windows "hydra.sweeper.variants=['NAME=VALUE',…]\""""
 )
@@ -104,7 +106,7 @@ class Grid(Sweeper):
         if not isinstance(self.params or {}, Mapping):
             remedy = "leave it out, or write an experiment's values as {seed: [1, 2, 3]}"
             raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
-        self.groups = [[*map(home_quoted, str(variant).split())] for variant in given]
+        self.groups = [[quoted_as_typed(word, TEXTS) for word in str(variant).split()] for variant in given]
         for override in chain.from_iterable(self.parse(group).values() for group in self.groups):
             if override.is_sweep_override():
                 problem = f"hydra.sweeper.variants: {override.input_line} is several values in one variant"
@@ -162,7 +164,7 @@ class Grid(Sweeper):
 
     def parse(self, arguments: list[str]) -> dict[str, Override]:
         parser = OverridesParser.create(config_loader=self.loader)
-        overrides = parser.parse_overrides([*map(home_quoted, arguments)])
+        overrides = parser.parse_overrides([quoted_as_typed(argument, TEXTS) for argument in arguments])
         return {override.get_key_element(): override for override in overrides}
 
     def check_jobs(self, jobs: Sequence[Sequence[str]]) -> list[TrainConfig | None]:

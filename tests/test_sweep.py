@@ -22,10 +22,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from browser import data_of
 from conftest import some
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -703,6 +705,32 @@ def test_an_experiment_of_many_runs_is_none_of_one(experiment, searchpath, tmp_p
     monkeypatch.setattr("cli.composition.CONF", tmp_path / "conf")
     said = run_here(f"experiment={experiment}", cwd=tmp_path).stderr
     assert said == "error: many runs are asked for, and one would be made: add -m.\n"
+
+
+AS_TYPED = ["1e5", "1_0", "1.10", "+5", "007", "-3", "0.50", "True", "nan", "Inf", "word"]
+
+
+@pytest.mark.parametrize("way", ["typed", "params", "variants"])
+def test_a_text_in_a_sweep_is_the_text_that_is_typed(way, tmp_path):
+    params = {"sample_prompt": AS_TYPED} if way == "params" else None
+    variants = [f"sample_prompt={text}" for text in AS_TYPED] if way == "variants" else None
+    arguments = [f"sample_prompt={','.join(AS_TYPED)}"] if way == "typed" else []
+    jobs = swept(Grid(params=params, variants=variants), tmp_path, lambda settings: 1.0, arguments)
+    parser = OverridesParser.create()
+    parsed = parser.parse_overrides([f"sample_prompt={job['sample_prompt']}" for job in jobs])
+    assert [str(override.value()) for override in parsed] == AS_TYPED
+
+
+def test_texts_and_folders_of_a_sweep_are_those_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"<{config.sample_prompt}> {config.max_steps}")
+    asked = ["sample_prompt= 1e5", "max_steps=1e1", "dry_run=true"]
+    texts = [run_here(*mode, *asked, cwd=tmp_path).stdout for mode in ([], ["-m"])]
+    assert all("< 1e5> 10\n" in text for text in texts), texts
+    small = tiny(tmp_path, max_steps=1)
+    asked = ["wandb.name=1_0", "wandb.tags=[2024_01, 1e3,True,x]", "hydra.sweep.dir=1e5"]
+    assert run_here("-m", *small, *asked, cwd=tmp_path).returncode == 0
+    written = yaml.safe_load((tmp_path / "1e5/0/config.yaml").read_text())["wandb"]
+    assert written["name"] == "1_0" and written["tags"] == ["2024_01", "1e3", "True", "x"]
 
 
 # Overrides, and the seeds of the jobs that remain; all but the last have repeated ones.
