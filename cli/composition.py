@@ -37,7 +37,7 @@ from common.errors import SettingsError, first_line
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
 from common.text import flat, literal, quote, quoted_as_typed, seen_from_here
-from runs.summary import begin_job, fail_job, has_checkpoints, threads_of_sweep
+from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
 from sweeps.grid import TEXTS, VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
 from training.config import TrainConfig
@@ -206,7 +206,10 @@ def unset_path() -> None:
 
 
 def run_job(cfg: DictConfig) -> Any:
-    """Train or plan one job of a sweep, in the job's folder; log and raise its exception."""
+    """Train or plan one job of a sweep, in the job's folder; log and raise its exception.
+
+    Returns what a sweeper may minimise.
+    """
     show_log()
     unset_path()
     own = HydraConfig.get()
@@ -218,9 +221,9 @@ def run_job(cfg: DictConfig) -> Any:
     try:
         # The folder: a job that is finished is not run again, and one that has begun goes on.
         if not cfg.dry_run:  # which writes nothing
-            loss = begin_job(folder, number, list(own.overrides.task))
-            if loss is not None:
-                return loss
+            objective = begin_job(folder, number, list(own.overrides.task))
+            if objective is not None:
+                return objective
             begun = True
             cfg.run_dir = literal(str(folder))
             if has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
@@ -241,7 +244,9 @@ def run_job(cfg: DictConfig) -> Any:
         cfg.wandb.name = cfg.wandb.name or os.environ.get("WANDB_NAME") or literal(f"{number} {varied}")
         # The jobs of a sweep are compared: all have the threads of the first.
         config = to_settings(cfg, parse_overrides(own.overrides.task))
-        return with_torch().train_or_plan(config, threads_of_sweep(Path(own.sweep.dir)))
+        loss = with_torch().train_or_plan(config, threads_of_sweep(Path(own.sweep.dir)))
+        summary = None if cfg.dry_run else read_summary(folder)
+        return summary.objective if summary else loss
     except Exception as error:
         if begun:  # otherwise job.json belongs to another run
             fail_job(folder, error)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -63,6 +64,15 @@ class Summary:
             return round(self.val_loss * self.val_tokens / self.val_bpb)
         return self.val_tokens
 
+    @property
+    def objective(self) -> float:
+        """What a sweeper that draws values minimises: bits per byte, or the loss of a task.
+
+        Losses of tokens do not compare between tokenizers. inf if there is neither.
+        """
+        figure = self.val_loss if self.val_bpb is None else self.val_bpb
+        return math.inf if figure is None else figure
+
 
 @dataclass
 class JobRecord:
@@ -119,7 +129,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
-    """Write job.json, or return the validation loss if the folder's run is finished."""
+    """Write job.json, or return the objective of the folder's run if it is finished."""
     overrides = overrides_of_job(overrides)
     record = read_job(folder)
     summary = read_summary(folder)
@@ -130,7 +140,7 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
             raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`", remedy)
         if summary and summary.status == "finished":
             log.info("job %d is finished already: validation loss %s", number, summary.val_loss)
-            return float("inf") if summary.val_loss is None else summary.val_loss
+            return summary.objective
     write_job(folder, JobRecord(number, overrides))
     return None
 

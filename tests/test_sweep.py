@@ -6,6 +6,7 @@ import csv
 import gc
 import io
 import json
+import math
 import os
 import re
 import runpy
@@ -413,8 +414,9 @@ def test_a_job_knows_whether_its_folder_holds_its_run(tmp_path):
     assert begin_job(job, 3, ["a=1", "seed=4"]) is None
     with pytest.raises(SettingsError, match=r"holds a run of `a=1 seed=4`, not of `seed=5`: .*hydra\.sweep\.dir"):
         begin_job(job, 3, ["seed=5"])
-    put_summary(job, val_loss=2.5)
-    assert begin_job(job, 3, ["a=1", "seed=4"]) == 2.5
+    for figures, objective in [((2.5, 0.5), 0.5), ((2.5, None), 2.5), ((None, None), math.inf)]:  # the second of a task
+        put_summary(job, val_loss=figures[0], val_bpb=figures[1])
+        assert begin_job(job, 3, ["a=1", "seed=4"]) == objective
     (job / "job.json").unlink()
     with pytest.raises(SettingsError, match="unknown settings"):
         begin_job(job, 3, ["seed=4"])
@@ -884,6 +886,29 @@ def test_a_dry_run_of_a_sweep_leaves_nothing_behind(tmp_path, monkeypatch):
     jobs = [line.split()[-3:] for line in result.stdout.splitlines() if line.startswith("job ")]
     assert [(job[-1], "max_steps=4" in job) for job in jobs] == [("model.n_head=1", False), ("max_steps=4", True)]
     assert result.stdout.count("\nn_head=1\n") == result.stdout.count("\nn_head=2\n") == 1
+
+
+@pytest.mark.slow
+def test_a_job_hands_its_sweeper_bits_per_byte_which_compare_between_tokenizers(tmp_path, monkeypatch):
+    """Of a text of bytes they are nats / ln 2. Nats of a token prefer the smaller tokenizer."""
+    returned = []
+    launch = Grid.launch
+
+    def launched(sweeper, jobs, number):
+        results = launch(sweeper, jobs, number)
+        returned.append([result.return_value for result in results])
+        return results
+
+    monkeypatch.setattr(Grid, "launch", launched)
+    variants = '["tokenizer=byte","tokenizer=bpe tokenizer.vocab_size=300"]'
+    small = [argument for argument in tiny(tmp_path, max_steps=1) if not argument.startswith("tokenizer")]
+    for _ in ("trained", "finished already"):
+        result = run_here("-m", *small, "hydra.sweep.dir=s", f"hydra.sweeper.variants={variants}", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    losses = [read_summary(tmp_path / f"s/{job}").val_loss for job in (0, 1)]
+    first, again = returned
+    assert first == again and first[0] == pytest.approx(losses[0] / math.log(2))
+    assert first[1] < first[0] and losses[0] < losses[1]
 
 
 @pytest.mark.slow
