@@ -25,7 +25,7 @@ from data.tokenizer import encode_text, same_tokens, token_bytes
 from generation.config import AS_TRAINED, TextConfig
 from model.gpt import GPT
 from runs.checkpoint import TOKENIZER, Checkpoint, code_wanted, readable
-from runs.metrics import Evaluation
+from runs.metrics import Evaluation, by_document, ratio_error
 
 PASS_TOKENS = 16_384  # in one forward pass
 # The settings that name a text, and those that choose the part of it that is held out.
@@ -136,22 +136,37 @@ def token_nats(
 def compare(first: Scores, second: Scores) -> tuple[float, float | None]:
     """Return the second model's bits per byte minus the first's, and the standard error.
 
-    Their tokenizers may differ, so the text is cut into blocks of about BLOCK_BYTES. A block that is hard for one model
-    is hard for the other too, so the error comes from the differences by block. It is None for a single block.
+    A text that is hard for one model is hard for the other too, so the error comes from differences. It is the larger
+    of two: over documents, whose stretches may be alike, and over blocks of about BLOCK_BYTES, because a document may
+    be the whole text. None for a single document and block.
     """
     total = int(first.bytes.sum())
+    errors = [document_error(first, second)]
+
+    # The tokenizers may differ, so a token counts for the block in which it begins.
     blocks = max(1, total // BLOCK_BYTES)
     bits = []
     for scores in (first, second):
         begins = np.cumsum(scores.bytes) - scores.bytes  # the first byte of each token
-        # A token counts for the block in which it begins. Empty tokens at the end count for the last block.
+        # Empty tokens at the end count for the last block.
         block = np.minimum(begins * blocks // max(total, 1), blocks - 1)
         bits.append(np.bincount(block, weights=scores.nats, minlength=blocks) / math.log(2))
     differences = (bits[1] - bits[0]) * blocks / total  # bits per byte of each block
-    error = None
     if blocks > 1:
-        error = float(differences.std(ddof=1)) / math.sqrt(blocks)
-    return float(differences.mean()), error
+        errors.append(float(differences.std(ddof=1)) / math.sqrt(blocks))
+    return float(differences.mean()), max((error for error in errors if error is not None), default=None)
+
+
+def document_error(first: Scores, second: Scores) -> float | None:
+    """Return the standard error over documents of the difference in bits per byte.
+
+    None for a single document, or if the tokenizers divide the text into others.
+    """
+    (nats, sizes), (others, other_sizes) = (by_document(scores.nats, scores.bytes) for scores in (first, second))
+    if not np.array_equal(sizes, other_sizes):
+        return None
+    error = ratio_error(others - nats, sizes)
+    return None if error is None else error / math.log(2)
 
 
 class Text(NamedTuple):

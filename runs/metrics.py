@@ -40,20 +40,10 @@ class Evaluation:
 
         A token of 0 bytes, <|endoftext|>, begins a document.
         """
-        # Sum the nats and bytes of each document.
-        document = np.cumsum(sizes == 0)
-        doc_nats, doc_bytes = (np.bincount(document, each) for each in (nats, sizes))
-        total = float(doc_nats.sum())
-        text_bytes = int(sizes.sum())
-        count = np.count_nonzero(doc_bytes)
-        if count < 2:
-            return cls(total, len(nats), text_bytes, accuracy=accuracy)
-
-        # The standard error of a ratio of two sums over documents, by their residuals from the ratio.
-        residuals = doc_nats - total / text_bytes * doc_bytes
-        squares = float((residuals**2).sum())
-        stderr = math.sqrt(squares * count / (count - 1)) / text_bytes / math.log(2)
-        return cls(total, len(nats), text_bytes, stderr, accuracy)
+        doc_nats, doc_bytes = by_document(nats, sizes)
+        stderr = ratio_error(doc_nats, doc_bytes)
+        bpb_stderr = None if stderr is None else stderr / math.log(2)
+        return cls(float(doc_nats.sum()), len(nats), int(sizes.sum()), bpb_stderr, accuracy)
 
     @property
     def loss(self) -> float:
@@ -75,6 +65,28 @@ class Evaluation:
             return {"val_loss": self.loss, "val_accuracy": self.accuracy, "val_tokens": self.tokens}
         stderr = {} if self.bpb_stderr is None else {"val_bpb_stderr": self.bpb_stderr}
         return {"val_loss": self.loss, "val_bpb": self.bpb, "val_tokens": self.tokens} | stderr
+
+
+def by_document(nats: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums of nats and bytes of each document.
+
+    A token of 0 bytes, <|endoftext|>, begins one.
+    """
+    document = np.cumsum(sizes == 0)
+    return np.bincount(document, nats), np.bincount(document, sizes)
+
+
+def ratio_error(sums: np.ndarray, sizes: np.ndarray) -> float | None:
+    """Return the standard error of sums.sum() / sizes.sum() over documents; None for one.
+
+    It comes from their residuals from the ratio.
+    """
+    total = int(sizes.sum())
+    count = np.count_nonzero(sizes)
+    if count < 2:
+        return None
+    residuals = sums - float(sums.sum()) / total * sizes
+    return math.sqrt(float((residuals**2).sum()) * count / (count - 1)) / total
 
 
 def read_metrics(path: Path) -> list[Row]:

@@ -219,6 +219,40 @@ def test_the_difference_and_its_standard_error_are_those_of_paired_blocks(monkey
     assert bits.mean() == pytest.approx(second.total.bpb - first.total.bpb) and compare(first, first) == (0, 0)
 
 
+def scores_of(documents: np.ndarray) -> Scores:
+    """Scores of documents (D, N) of one-byte tokens, each after an <|endoftext|>."""
+    D = len(documents)
+    nats = np.concatenate([np.zeros((D, 1)), documents], axis=1)
+    sizes = np.concatenate([np.zeros((D, 1), dtype=int), np.ones(documents.shape, dtype=int)], axis=1)
+    return Scores(nats.ravel().astype(np.float32), sizes.ravel())
+
+
+def test_the_error_of_a_difference_is_over_documents_where_these_are_of_a_kind_each():
+    """It is the spread of the difference between many texts of 30 documents."""
+    random = np.random.default_rng(1)
+
+    def draw(D: int, length: int) -> tuple[float, float]:
+        first = random.normal(3, 1, (D, length))
+        kind = random.normal(0, 0.3, (D, 1))
+        return compare(scores_of(first), scores_of(first + kind + random.normal(0, 0.3, (D, length))))
+
+    for D, length in ((30, 5000), (30, 50)):  # the documents are several blocks, or a fraction of one
+        found = np.array([draw(D, length) for _ in range(40)])
+        expected = 0.3 / math.sqrt(D) / math.log(2)
+        assert found[:, 0].std(ddof=1) == pytest.approx(expected, rel=0.3)
+        assert found[:, 1].mean() == pytest.approx(expected, rel=0.15)
+
+
+def test_a_document_that_is_the_whole_text_but_for_a_word_leaves_the_error_to_the_blocks():
+    random = np.random.default_rng(1)
+    sizes = np.ones(20_004, dtype=int)
+    sizes[[0, 20_001]] = 0
+    first = random.normal(3, 1, len(sizes)) * sizes
+    second = first + np.repeat(random.normal(0, 1, 21), 1000)[: len(sizes)]
+    found = compare(*(Scores(nats.astype(np.float32), sizes) for nats in (first, second)))[1]
+    assert found == pytest.approx(1 / math.sqrt(20) / math.log(2), rel=0.3)
+
+
 @pytest.mark.slow
 def test_two_tokenizers_are_compared_byte_by_byte(text_settings, tmp_path, text_file, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
