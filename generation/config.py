@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from common.errors import ANY_SEED, SettingsError, at_least, format_value, fraction, one_of
 from data.config import WITH_PATH
 
+NO_LINES = (".csv", ".tsv", ".xlsx", ".parquet", ".html", ".xml", ".yaml", ".md")  # names of other formats
+
 
 @dataclass(kw_only=True)
 class SamplingParams:
@@ -84,6 +86,9 @@ class SampleConfig(SamplingParams):
             if len(given) > 1:
                 settings = " and ".join(f"{name}={format_value(getattr(self, name))}" for name in given)
                 raise SettingsError(f"{settings} are given", "choose one")
+        if str(self.results).lower().endswith(NO_LINES):
+            remedy = "give its name the ending .jsonl; docs/generation.md has the line that makes a table"
+            raise SettingsError(f"results={self.results} gets JSON lines", remedy)
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         at_least("num_samples", self.num_samples, 1)
         at_least("batch_size", self.batch_size, 1)

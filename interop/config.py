@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from common.errors import SettingsError, one_of
 
-OTHER_FILES = (".htm", ".pdf", ".txt", ".json", ".bin", ".gguf", ".onnx", ".pt", ".pth", ".safetensors", ".zip")
+PAPERS = (".htm", ".xhtml", ".pdf", ".txt", ".md", ".json")
+MODELS = (".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pkl", ".pt", ".pte", ".pth", ".safetensors", ".tflite")
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".7z")
 
 
 @dataclass(kw_only=True)
@@ -26,14 +28,14 @@ class ExportConfig:
 
     @property
     def is_page(self) -> bool:
-        return self.to.endswith(".html")
+        return self.to.lower().endswith(".html")
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
             one_of("dtype", self.dtype, ("float16", "float32") if self.is_page else ("float32", "bfloat16", "float16"))
         if not self.to:
             raise SettingsError("to= is needed", "give to=FOLDER for Hugging Face, or to=demo.html for a page")
-        if self.to.lower().endswith(OTHER_FILES):
+        if self.to.lower().endswith(PAPERS + MODELS + ARCHIVES):
             remedy = "give its name the ending .html, or none"
             if self.to.lower().endswith((".onnx", ".gguf")):
                 remedy += "; docs/interop.md has the lines that make an ONNX or GGUF file"

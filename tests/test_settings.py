@@ -267,9 +267,16 @@ WRONG = [
     (EvalConfig, dict(precision="bf17"), "precision=bf17 is not known"),
     (ExportConfig, {}, "to= is needed: give to=FOLDER for Hugging Face, or to=demo.html for a page"),
     (ExportConfig, dict(to="demo.PDF"), "to=demo.PDF is no page and no folder: give its name the ending .html"),
+    (ExportConfig, dict(to="my.tar.gz"), "to=my.tar.gz is no page and no folder: give its name the ending .html, or"),
+    (SampleConfig, dict(results="a.CSV"), "results=a.CSV gets JSON lines: give its name the ending .jsonl; docs/"),
     (ExportConfig, dict(to="my.onnx"), "or none; docs/interop.md has the lines that make an ONNX or GGUF file"),
     (ExportConfig, dict(to="x", checkpoint="a", import_from="b"), "checkpoint=a and import_from=b are both given"),
 ]
+
+
+def test_the_ending_of_a_page_is_read_in_large_letters_too_and_a_dot_in_a_folders_name_is_no_ending():
+    assert ExportConfig(to="Demo.HTML").is_page and not ExportConfig(to="tales-1.5b").is_page
+    assert SampleConfig(results="a.json").results == "a.json"
 
 
 @pytest.mark.parametrize(("schema", "values", "said"), WRONG, ids=[said[:40].replace("/", "") for _, _, said in WRONG])
