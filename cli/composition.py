@@ -278,6 +278,8 @@ def explain(error: BaseException) -> str | None:
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
+            if str(mistake.full_key).startswith("hydra.job.env_set."):
+                return f"{mistake.full_key} is new to Hydra: type +{mistake.full_key}=VALUE."
             # A setting of one of Hydra's plugins is there only with the option of its group that has it.
             group, _, name = str(mistake.full_key).replace(".", "/").rpartition("/")
             chosen = [file.stem for file in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(file)]

@@ -96,6 +96,8 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             remedy = "add -m; run_dir= names the folder of a run"
             if name == "hydra.searchpath":
                 remedy = "type --config-dir=FOLDER"
+            if name.startswith("hydra.job.env_set."):
+                remedy = f"type {name.removeprefix('hydra.job.env_set.')}={value} before the command"
             if name.removeprefix("hydra")[1:].startswith(LOGS):
                 remedy = "leave it out: Hydra writes no file and no log of its own for a run"
             raise SettingsError(f"{name}={value} is for sweeps", remedy)

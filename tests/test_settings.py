@@ -332,6 +332,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m wandb.name=run#3": """in both kinds of quotes, as in 'wandb.name="run#3"'; ranges""",
     "-m optimizer.lr=loguniform(1e-4,1e-1)": "list values, as in optimizer.lr=A,B; hydra/sweeper=optuna draws values",
     "-m hydra/sweeper=random": "choose hydra/sweeper from basic, decide, grid; hydra/sweeper=optuna draws values",
+    "-m hydra.job.env_set.A=1": "hydra.job.env_set.A is new to Hydra: type +hydra.job.env_set.A=VALUE.",
+    "+hydra.job.env_set.A=1": "hydra.job.env_set.A=1 is for sweeps: type A=1 before the command.",
     "-m hydra.sweeper.n_trials=5": "hydra.sweeper.n_trials has no effect here: add hydra/sweeper=optuna",
     "wandb.tags=a,b": "wandb.tags has the one tag 'a,b': write wandb.tags='[a,b]'",
     "seed=${foo}": "seed=${foo}: ${…} has a value in sweeps alone",

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from common import machine
+from common.text import plural
 from common.threads import Load
 
 LOAD = Load()
@@ -41,6 +42,10 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
             if threads != before:
                 of = f" of {before}" if threads < before else ""  # torch may take fewer than there are
                 note = f" with {threads}{of} threads, as before"
+    else:
+        asked = os.environ["OMP_NUM_THREADS"]
+        if asked.isdecimal() and int(asked) != before:  # set by hydra.job.env_set, or in a notebook
+            note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} must be set before torch is imported"
     torch.set_num_threads(threads)
     try:
         yield note
