@@ -25,7 +25,7 @@ class Evaluation:
     text_bytes: int
     """Length of the original text in UTF-8, in bytes."""
     bpb_stderr: float | None = None
-    """Standard error of bpb over documents; None for a single document."""
+    """Standard error of bpb over documents; None if nearly all of the text is one document."""
     accuracy: float | None = None
     """Share of a synthetic task's answers that are right; None for a text."""
 
@@ -77,13 +77,14 @@ def by_document(nats: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def ratio_error(sums: np.ndarray, sizes: np.ndarray) -> float | None:
-    """Return the standard error of sums.sum() / sizes.sum() over documents; None for one.
+    """Return the standard error of sums.sum() / sizes.sum() over documents.
 
-    It comes from their residuals from the ratio.
+    It comes from their residuals from the ratio. None if a document has more than three quarters of the text: the ratio
+    is nearly its own, and its residual says little.
     """
     total = int(sizes.sum())
     count = np.count_nonzero(sizes)
-    if count < 2:
+    if count < 2 or 4 * int(sizes.max()) > 3 * total:
         return None
     residuals = sums - float(sums.sum()) / total * sizes
     return math.sqrt(float((residuals**2).sum()) * count / (count - 1)) / total

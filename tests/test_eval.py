@@ -114,6 +114,15 @@ def test_the_standard_error_is_that_of_a_ratio_over_documents():
     assert Scores(np.ones(3, dtype=np.float32), np.ones(3, dtype=int)).total.bpb_stderr is None
 
 
+@pytest.mark.parametrize(("length", "has_error"), [(9, True), (28, True), (31, False), (900, False)])
+def test_a_text_of_nearly_one_document_has_no_error_over_documents(length, has_error):
+    """Documents of nats 2 and 3 a byte: the first alone would have an error of nearly 0, however long the text is."""
+    sizes = np.ones(length + 11, dtype=int)
+    sizes[length] = 0
+    nats = np.where(np.arange(length + 11) < length, 2, 3) * sizes
+    assert (Scores(nats.astype(np.float32), sizes).total.bpb_stderr is not None) == has_error
+
+
 # A text of one's own
 
 
