@@ -96,15 +96,29 @@ class TokenDataset:
 
         One shorter sequence at the end has the rest. Without max_tokens every token but the first is a target once.
         """
-        targets = len(self.val) - 1
-        fitting = targets // self.block_size  # sequences in the whole text
-        count, rest = divmod(self.validation_tokens(max_tokens), self.block_size)
-        first_tokens = [(number * fitting // count) * self.block_size for number in range(count)]
-        for first in range(0, count, batch_size):
+        first_tokens, rest = self.validation_places(max_tokens)
+        for first in range(0, len(first_tokens), batch_size):
             yield self.batch(sequences_at(self.val, first_tokens[first : first + batch_size], self.block_size + 1))
         # The rest is shorter than the others, so it fills a batch alone.
         if rest:
-            yield self.batch(sequences_at(self.val, [targets - rest], rest + 1))  # (1, rest + 1)
+            yield self.batch(sequences_at(self.val, [len(self.val) - 1 - rest], rest + 1))  # (1, rest + 1)
+
+    def validation_places(self, max_tokens: int | None) -> tuple[list[int], int]:
+        """Return where the sequences of validation_batches() begin, and the length of the rest."""
+        fitting = (len(self.val) - 1) // self.block_size  # sequences in the whole text
+        count, rest = divmod(self.validation_tokens(max_tokens), self.block_size)
+        return [(number * fitting // count) * self.block_size for number in range(count)], rest
+
+    def validation_documents(self, max_tokens: int | None = None) -> np.ndarray:
+        """Return the number of the document of each target of validation_batches(), (N,).
+
+        Sequences with a gap between them may be of several documents, though no <|endoftext|> is among their targets.
+        """
+        first_tokens, rest = self.validation_places(max_tokens)
+        places = np.add.outer(np.array(first_tokens, dtype=np.int64), np.arange(1, self.block_size + 1)).ravel()
+        places = np.concatenate([places, np.arange(len(self.val) - rest, len(self.val))])
+        separators = np.flatnonzero(self.token_bytes() == 0)
+        return np.searchsorted(np.flatnonzero(np.isin(self.val, separators)), places, side="right")
 
     def validation_tokens(self, max_tokens: int | None) -> int:
         """Return the number of inputs, each with a target, of an evaluation of at most `max_tokens`.

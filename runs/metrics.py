@@ -35,12 +35,13 @@ class Evaluation:
         nats: np.ndarray,
         sizes: np.ndarray,
         accuracy: float | None = None,
+        documents: np.ndarray | None = None,
     ) -> Self:
         """Return the evaluation of tokens (N,) with these nats and bytes.
 
-        A token of 0 bytes, <|endoftext|>, begins a document.
+        documents: the number of each token's document; by default a token of 0 bytes, <|endoftext|>, begins one.
         """
-        doc_nats, doc_bytes = by_document(nats, sizes)
+        doc_nats, doc_bytes = by_document(nats, sizes, documents)
         stderr = ratio_error(doc_nats, doc_bytes)
         bpb_stderr = None if stderr is None else stderr / math.log(2)
         return cls(float(doc_nats.sum()), len(nats), int(sizes.sum()), bpb_stderr, accuracy)
@@ -67,13 +68,17 @@ class Evaluation:
         return {"val_loss": self.loss, "val_bpb": self.bpb, "val_tokens": self.tokens} | stderr
 
 
-def by_document(nats: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def by_document(
+    nats: np.ndarray,
+    sizes: np.ndarray,
+    documents: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the sums of nats and bytes of each document.
 
-    A token of 0 bytes, <|endoftext|>, begins one.
+    documents: the number of each token's; by default a token of 0 bytes, <|endoftext|>, begins one.
     """
-    document = np.cumsum(sizes == 0)
-    return np.bincount(document, nats), np.bincount(document, sizes)
+    numbers = np.cumsum(sizes == 0) if documents is None else documents
+    return np.bincount(numbers, nats), np.bincount(numbers, sizes)
 
 
 def ratio_error(sums: np.ndarray, sizes: np.ndarray) -> float | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from test_resume import before_step, stopped
@@ -250,7 +251,19 @@ def test_a_long_validation_text_is_scored_in_part_saying_so_with_the_error_over_
         monkeypatch.setattr("training.terminal.evaluation_tokens", lambda *_: half)
         part = evaluate(run.model, run.data, 8, run.autocast, max_tokens=half)
         assert half - 16 < part.tokens <= half
-        assert part.bpb == pytest.approx(whole.bpb, rel=0.02) and part.bpb_stderr > 0
+        assert part.bpb == pytest.approx(whole.bpb, rel=0.02)
+        # The document of each target, by its place in a text whose tokens are their places.
+        places = replace(run.data, val=np.arange(len(run.data.val)))
+        targets = np.concatenate([batch.targets.ravel() for batch in places.validation_batches(8, half)])
+        found = [int((run.data.val[: place + 1] == run.data.tokenizer.eot_token).sum()) for place in targets]
+        assert run.data.validation_documents(half).tolist() == found and len({*found}) > 100
+        # The error of a ratio of sums over these documents.
+        batches = [torch.from_numpy(np.stack(batch[:2])) for batch in run.data.validation_batches(8, half)]
+        nats = torch.cat([run.model.nats(*batch.long())[0].detach().ravel() for batch in batches]).double().numpy()
+        bits = np.bincount(found, nats) / math.log(2)
+        sizes = np.bincount(found, torch.cat([batch[1].ravel() for batch in batches]) != run.data.tokenizer.eot_token)
+        squares = ((bits - part.bpb * sizes) ** 2).sum() * len({*found}) / (len({*found}) - 1)
+        assert part.bpb_stderr == pytest.approx(math.sqrt(squares) / sizes.sum(), rel=1e-3)
         assert f"({part.tokens:,} in the last evaluation)" in "\n".join(describe(run.config, run.data, run.model))
 
 

@@ -69,8 +69,10 @@ def evaluate(
 
     # Sum over the ranks.
     nats, hits = ranks.sum_(torch.cat(figures, dim=1)).cpu()
-    accuracy = None if isinstance(data, TokenDataset) else hits.mean().item()  # of a task
-    return Evaluation.of_tokens(nats.numpy(), torch.cat(sizes).numpy(), accuracy)
+    if isinstance(data, TokenDataset):
+        documents = data.validation_documents(max_tokens)
+        return Evaluation.of_tokens(nats.numpy(), torch.cat(sizes).numpy(), documents=documents)
+    return Evaluation.of_tokens(nats.numpy(), torch.cat(sizes).numpy(), hits.mean().item())  # of a task
 
 
 @torch.no_grad()
