@@ -21,7 +21,7 @@ and the processes that share a step divide its sequences without communication.
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -117,8 +117,13 @@ class TokenDataset:
         first_tokens, rest = self.validation_places(max_tokens)
         places = np.add.outer(np.array(first_tokens, dtype=np.int64), np.arange(1, self.block_size + 1)).ravel()
         places = np.concatenate([places, np.arange(len(self.val) - rest, len(self.val))])
+        return np.searchsorted(self.validation_ends, places, side="right")
+
+    @cached_property
+    def validation_ends(self) -> np.ndarray:
+        """The places of <|endoftext|> in the validation split."""
         separators = np.flatnonzero(self.token_bytes() == 0)
-        return np.searchsorted(np.flatnonzero(np.isin(self.val, separators)), places, side="right")
+        return np.flatnonzero(np.isin(self.val, separators))
 
     def validation_tokens(self, max_tokens: int | None) -> int:
         """Return the number of inputs, each with a target, of an evaluation of at most `max_tokens`.
