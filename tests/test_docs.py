@@ -511,6 +511,7 @@ PREDICTED = {
     "variant on code (A)": ("code", "2", "512", "800"),
     "variant on prose (A)": ("prose", "2", "512", "800"),
     "variant on code (E)": ("code", "2", "512", "800"),
+    "variant of eight layers (C)": ("code", "8", "512", "800"),
     "variant of four layers (D)": ("code", "4", "512", "800"),
 }
 
