@@ -37,7 +37,7 @@ SETTINGS = {
 BESIDE_SDPA = [f"sdpa+{modifier}" for modifier in (*ATTENTION_SETTINGS, *MODIFIERS)]
 EVERY = [*SETTINGS, *FORMS, *BESIDE_SDPA]
 """The settings above, every form, and every modifier beside sdpa."""
-of_every = pytest.mark.parametrize("name", [*SETTINGS, *some([*FORMS, *BESIDE_SDPA], 7)])
+of_every = pytest.mark.parametrize("name", [*SETTINGS, *some([*FORMS, *BESIDE_SDPA], 14)])
 
 
 def model_of(name: str) -> GPT:
@@ -171,6 +171,7 @@ def test_heads_write_through_the_module_that_takes_the_place_of_o_proj(name, rep
     close(shares, logits.gather(-1, OTHER[..., None])[..., 0], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["blocks.0", "blocks.1.attention", "blocks.0.attention.o_proj"])
 @torch.no_grad()
 def test_a_stream_that_a_hook_changes_is_no_sum_of_parts(place):
@@ -296,6 +297,7 @@ def test_an_edit_may_write_into_its_argument_at_some_tokens():
         assert torch.equal(found[:, :-1], wanted[:, :-1]) and not torch.allclose(found[:, -1], wanted[:, -1])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_parts_of_a_block_at_two_places_are_refused_and_of_its_copies_are_those_of_one_layer():
     model = random_gpt(n_layer=3)
@@ -325,6 +327,7 @@ def test_parts_of_a_block_at_two_places_are_refused_and_of_its_copies_are_those_
         close(model(TOKENS), off(TOKENS))
 
 
+@pytest.mark.slow
 def test_nothing_stays_after_an_error_in_a_checkpoint_or_in_training(tmp_path):
     model = random_gpt(vocab_size=257)
     config = TrainConfig(model=model.config)

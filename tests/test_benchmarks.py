@@ -156,6 +156,7 @@ def test_nanogpts_checkpoint_is_scored_on_every_character_once(tmp_path, length)
     assert score(tmp_path, module) == pytest.approx(math.log(4.5) + rare * math.log(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ADAMW", "TUNED_ADAMW"])
 def test_the_same_recipe_is_given_to_both_codes(name):
     import nanogpt

@@ -111,6 +111,7 @@ def test_what_runs_at_the_borders_of_length_device_and_type(case, place, lengths
     assert name_of(case, *place, *lengths) == name
 
 
+@pytest.mark.slow
 def test_a_form_of_ones_own_is_explained_too_and_a_mistake_is_a_sentence(tmp_path, capsys, monkeypatch):
     file = tmp_path / "own.py"
     file.write_text(

@@ -93,6 +93,7 @@ def test_the_law_is_recovered_and_inverted_and_knows_its_error():
     assert np.mean(errors) == pytest.approx(np.std(found), rel=0.25) and law.error(lambda law: 1.0) == 0
 
 
+@pytest.mark.slow
 def test_measurements_have_a_row_for_each_size_and_variant_and_speeds_relative_to_the_baseline(tmp_path, monkeypatch):
     put_sweep(tmp_path, {"mla": 1.0}, seeds=("1", "2"))
     model = SimpleNamespace(config=SimpleNamespace(position="learned"))
@@ -158,6 +159,7 @@ def test_p_is_by_holm_over_all_of_a_column_and_the_verdict_by_it(tmp_path):
     assert won == {"sdpa+gate"}
 
 
+@pytest.mark.slow
 def test_what_is_ahead_at_one_size_only_is_undecided_and_further_columns_are_added(tmp_path):
     put_sweep(tmp_path, {"sdpa+gate": 1.5}, seeds=SEEDS[:3])
     change(tmp_path, {"model.n_embd": "96", "attention": "sdpa+gate"}, val_bpb=2.6)
@@ -295,6 +297,7 @@ def test_a_variant_of_other_tokens_or_another_text_is_left_out(tmp_path):
         assert rows["mla", "64"]["at all sizes"].startswith("loses")
 
 
+@pytest.mark.slow
 def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):
     (tmp_path / "pairs").mkdir()
     (tmp_path / "pairs/decide.json").touch()

@@ -23,6 +23,7 @@ def drawn(*lead):
     return x.double().requires_grad_(), weight.double().requires_grad_(), dy.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lead", [(), (1,), (5,), (2, 3), (0, 4)], ids=str)
 @pytest.mark.parametrize("scale", [0, 1e-3, 1, 1e3])
 def test_a_norm_in_training_has_value_and_gradients_of_the_plain_one(lead, scale):

@@ -820,6 +820,7 @@ def test_settings_that_do_not_fit_a_page_are_refused(settings, sentence):
         ExportConfig(**settings)
 
 
+@pytest.mark.slow
 def test_export_py_replaces_a_page_and_tells_its_size(tmp_path):
     checkpoint = saved_run(tmp_path, random_gpt(vocab_size=257))
     for dtype in ("float16", "float32"):

@@ -200,6 +200,7 @@ def test_what_a_text_loses_is_said_where_it_is_scored(text_settings, tmp_path, c
     )
 
 
+@pytest.mark.slow
 def test_a_source_can_be_typed_by_its_short_name_as_in_training(text_settings, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     for typed, said in {

@@ -447,6 +447,7 @@ def test_autocast_gives_the_type_of_the_products_and_rounds_no_score():
 # Half precision. Large means make large scores, which half precision rounds; q, k ~ N(mean, 1), v ~ N(0, 1), D = 64.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("T", some([257, 8, 64, 256], 4))
 @pytest.mark.parametrize(("dtype", "mean", "most"), [(torch.bfloat16, 3, 0.02), (torch.float16, 100, 0.01)])
 @pytest.mark.parametrize(

@@ -235,6 +235,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_known_before_the_first_step(sho
     train(replace(short, run_dir=f"{short.run_dir}-uncounted"))
 
 
+@pytest.mark.slow
 def test_a_runs_log_ends_with_the_reason_of_its_failure(short, monkeypatch):
     for number, (error, shown) in enumerate({ZeroDivisionError("by 0"): True, SettingsError("a", "b"): False}.items()):
         run_dir = Path(f"{short.run_dir}-{number}")

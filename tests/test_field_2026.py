@@ -246,6 +246,7 @@ def test_mixtures_are_themselves_in_float64_blind_to_the_future_apart_in_documen
         close(got, wanted, rtol=near, atol=near)
 
 
+@pytest.mark.slow
 def test_what_each_costs():
     def model(attention, **settings):
         return without_weights(GPTConfig(attention=attention, vocab_size=50, n_layer=1, block_size=64, **settings))

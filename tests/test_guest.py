@@ -454,6 +454,7 @@ COMMANDS: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(COMMANDS, 3))
 def test_functions_of_a_run_leave_everything_as_it_was(name, trained, tmp_path):
     before = state()

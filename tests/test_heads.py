@@ -149,6 +149,7 @@ def test_a_figure_is_nan_only_where_there_is_none():
         assert one_each.similarity == pytest.approx([1.0, 1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "softmax1+value_residual", "mla", "sdpa+window+sink"])
 @torch.no_grad()
 def test_weights_in_a_hook_are_those_of_the_pass_with_what_other_hooks_do(attention):

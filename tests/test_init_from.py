@@ -96,6 +96,7 @@ def test_a_beginning_that_is_not_there_is_named(other_text):
         replace(other_text, resume="a", init_from="b")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_whose_name_is_a_path_writes_nothing_there(pretrained, other_text, tmp_path):
     source = open_checkpoint(pretrained)
     source.tokenizer.name = "../../../escaped"

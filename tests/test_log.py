@@ -148,6 +148,7 @@ def test_an_evaluation_is_said_in_one_line(train_config, caplog, result, words):
     assert said.startswith(f"step 0: validation loss {words}") and sample == "  │ one\n  │ two"
 
 
+@pytest.mark.slow
 def test_a_task_is_described_and_ends_in_nats_an_answer(train_config, caplog):
     caplog.set_level(logging.INFO, "tinygpt")
     task = DataConfig(source="induction", task=replace(DataConfig().task, vocab_size=8))
@@ -331,6 +332,7 @@ def test_held_out_text_that_is_easier_than_the_training_text_is_told(
     assert (told in caplog.text) == is_told
 
 
+@pytest.mark.slow
 def test_the_log_of_a_run_begins_with_what_was_said_of_its_text(train_config, tmp_path):
     (folder := tmp_path / "texts").mkdir()
     for number in range(12):

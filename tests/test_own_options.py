@@ -101,6 +101,7 @@ def test_an_experiment_that_sets_nothing_of_a_run_is_answered_with_its_first_lin
         composed(f"--config-dir={folder}", "experiment=odd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "read"), {"on": "on", "off": "off", "yes": "on", "'on'": "on", "auto": "auto"}.items()
 )

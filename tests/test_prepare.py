@@ -236,6 +236,7 @@ def test_many_documents_are_held_out_whole_whatever_their_order_and_long_and_fre
     assert len(split_texts([*texts, "one more"], 0.1)["val"]) == pytest.approx(len(found["val"]), abs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copies", [0, 1000, 20_000])
 def test_beyond_the_head_the_rule_stays_and_copies_are_counted_there(copies, monkeypatch):
     monkeypatch.setattr(prepare, "HEAD", 400_000)
@@ -314,6 +315,7 @@ def test_of_held_out_text_that_is_new_nothing_is_told(tmp_path):
     assert "held out" not in prepared(tmp_path, write_jsonl(tmp_path / "a.jsonl", essays(300))).description
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [None, 0.0, 0.2])
 def test_a_validation_text_is_whole_beside_or_in_place_of_the_share_held_out(tmp_path, fraction):
     train = write_jsonl(tmp_path / "train.jsonl", essays(300))
@@ -332,6 +334,7 @@ def test_a_validation_text_is_whole_beside_or_in_place_of_the_share_held_out(tmp
     assert share == pytest.approx(100 * expected, abs=0.5) and share > 1  # a few passages reach into a neighbour
 
 
+@pytest.mark.slow
 def test_the_tokens_depend_on_the_validation_text_and_on_nothing_new_without_one(tmp_path):
     train = write_jsonl(tmp_path / "train.jsonl", essays(100))
     for name in ("a", "b"):
@@ -707,6 +710,7 @@ def test_the_folders_own_tokenizer_counts_and_must_be_that_of_the_model_to_begin
         opened(folder, encoding=train_bpe(["abab"], 258))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size, told", [(40_000, True), (2_000, False)])
 def test_a_document_that_is_most_of_the_text_and_never_held_out_is_told(size, told, tmp_path):
     """A chat beside notes: the notes alone are held out."""

@@ -125,6 +125,7 @@ def test_a_model_of_a_task_is_probed_on_its_windows(tmp_path):
     assert found.keys() == {"induction", "heads"}
 
 
+@pytest.mark.slow
 def test_figures_that_cannot_be_written_are_printed(tmp_path, monkeypatch, capsys):
     model = random_gpt(vocab_size=257)
     encoding = make_tokenizer(TokenizerConfig(name="byte"), ())

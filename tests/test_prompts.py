@@ -248,6 +248,7 @@ def test_samples_that_repeat_others_are_counted(write, capsys, name):
     assert re.search(told, said) and (not told or f"{repeated} sample" in said)
 
 
+@pytest.mark.slow
 def test_signs_of_a_prompt_that_are_read_as_letters_are_told(write, checkpoint, capsys):
     write(f"{END_OF_TEXT}ab\nab\\n\nc {END_OF_TEXT}\n")
     assert f"2 prompts with {END_OF_TEXT}, which is read as letters: leave it out" in capsys.readouterr().err

@@ -701,6 +701,7 @@ def test_what_an_experiment_brings_for_the_sweep_takes_effect(searchpath, tmp_pa
     assert seeds == [*range(5, 25)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["decides", "parallel", "ranges", "variants"])
 def test_an_experiment_of_many_runs_is_none_of_one(experiment, searchpath, tmp_path, monkeypatch):
     shutil.copytree(CONF, tmp_path / "conf", dirs_exist_ok=True)

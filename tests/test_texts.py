@@ -179,6 +179,7 @@ def test_text_is_read_as_it_is_and_what_is_not_utf8_becomes_u_fffd_and_is_counte
         assert [*source.notes.values()] == [(lost, [place])] * bool(lost) and source.replaced == lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["big.txt", "big.txt.gz", "big.jsonl"])
 def test_a_document_larger_than_its_memory_is_read_in_bounded_pieces(tmp_path, name):
     file, lines = tmp_path / name, "a line of text, then another\n" * 40_000

@@ -167,6 +167,7 @@ def test_the_seed_of_every_micro_batchs_dropout_is_its_own_whichever_rank_takes_
     assert len({*whole, *seeds(1, 1, Ranks()), *seeds(2, 0, Ranks())}) == 3 * 4
 
 
+@pytest.mark.slow
 def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation(train_config):
     train_config.model = replace(train_config.model, dropout=0.5, zero_init=False)
     with open_run(train_config) as run:

@@ -148,6 +148,7 @@ NAMED = {"WANDB_PROJECT": "p", "WANDB_NAME": "n"}
 TYPED = dict(project="q", entity="f", name="m", tags=["c", "d e"], notes="why")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "in_sweep", "typed", "expected"),
     [
