@@ -27,7 +27,7 @@ from common.errors import SettingsError
 from model.attention import MultiHeadAttention
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT, Stream
-from model.layers import LayerNorm, upcast
+from model.layers import LayerNorm, RMSNorm, upcast
 from model.modes import eval_mode
 from model.surgery import one_module
 
@@ -266,13 +266,20 @@ def contributions(
 
     targets: a token id for each position, (B, T).
 
-    Raises SettingsError if lm_head is no matrix alone, whose logits would not be such sums, and as writes() does.
+    Raises SettingsError if lm_head is no matrix alone or final_norm no norm alone, whose logits would not be such sums,
+    and as writes() does.
     """
     if not model.has_plain_head:
         problem = "lm_head has a bias, a hook or an adapter, or is another module, to which no part adds"
         raise SettingsError(problem, "remove it, or merge it into lm_head.weight, for contributions()")
     vectors = {part: upcast(vector) for part, vector in writes(model, tokens, doc_starts).items()}
-    norm: Any = model.final_norm
+    norm = model.final_norm
+    other_norm = SettingsError(
+        "final_norm has a hook, or is another module, through which the parts do not add to the logit",
+        "remove the hook, or put back the norm, for contributions()",
+    )
+    if not isinstance(norm, RMSNorm | LayerNorm):
+        raise other_norm
     if isinstance(norm, LayerNorm):
         vectors = {part: vector - vector.mean(-1, keepdim=True) for part, vector in vectors.items()}
     stream = torch.stack([*vectors.values()]).sum(0)  # (B, T, C)
@@ -281,6 +288,15 @@ def contributions(
     rows = upcast(model.lm_head.weight[targets])  # (B, T, C)
     direction = scale[..., None] * upcast(norm.weight) * rows
     found = {part: (vector * direction).sum(-1) for part, vector in vectors.items()}
-    if getattr(norm, "bias", None) is not None:
-        found["bias"] = found["bias"] + rows @ upcast(norm.bias)
+    bias: Any = getattr(norm, "bias", None)  # a LayerNorm's
+    if bias is not None:
+        found["bias"] = found["bias"] + rows @ upcast(bias)
+
+    # A hook changes what the norm returns.
+    with eval_mode(model):
+        normed = upcast(norm(stream.to(model.lm_head.weight.dtype)))
+    rest = torch.stack([*found.values()]).sum(0) - (normed * rows).sum(-1)
+    rounding = max(1e-3, 8 * torch.finfo(model.lm_head.weight.dtype).eps)
+    if (rest.abs() > rounding * normed.norm(dim=-1) * rows.norm(dim=-1)).any():
+        raise other_norm
     return found

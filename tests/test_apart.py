@@ -128,6 +128,32 @@ def test_contributions_sum_to_the_logit_and_writes_to_the_stream(name):
     close(sum(writes(model, TOKENS).values()), model.hidden(TOKENS), atol=1e-4)
 
 
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+NORMS_OF_ONES_OWN = {
+    "hook": lambda model: model.final_norm.register_forward_hook(lambda module, given, result: 2 * result),
+    "hook before": lambda model: model.final_norm.register_forward_pre_hook(lambda module, given: (given[0].abs(),)),
+    "forward": lambda model: setattr(model.final_norm, "forward", lambda x: x),
+    "module": lambda model: setattr(model, "final_norm", Doubled()),
+    "sequence": lambda model: setattr(model, "final_norm", nn.Sequential(model.final_norm, Doubled())),
+}
+
+
+@pytest.mark.parametrize("change", NORMS_OF_ONES_OWN.values(), ids=NORMS_OF_ONES_OWN)
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_contributions_through_another_norm_are_refused(change, norm):
+    """They were those of its weight, up to 12 beside the logit."""
+    model = random_gpt(norm=norm)
+    contributions(model, TOKENS, TOKENS)
+    contributions(copy.deepcopy(model).bfloat16(), TOKENS, TOKENS)
+    change(model)
+    with pytest.raises(SettingsError, match=r"final_norm has a hook, or is another module, .*: remove the hook, or"):
+        contributions(model, TOKENS, TOKENS)
+
+
 def factors(layer: nn.Linear) -> nn.Module:
     """Return two layers whose product is the weight, as a singular value decomposition leaves them."""
     u, s, v = torch.linalg.svd(layer.weight.detach(), full_matrices=False)
