@@ -104,3 +104,33 @@ for name in (*FORMS, *(f"sdpa+{modifier}" for modifier in (*SETTINGS, *MODIFIERS
     assert "torch._dynamo" not in sys.modules, name
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# Functions that read the weight of another module, by their file. They or their callers ask is_matrix() or
+# is_untouched(), or compare their result with the module's, or make and tie weights.
+READERS = {
+    "apart.py": {"contributions"},
+    "attention/ladder.py": {"project"},
+    "attention/latent.py": {"of_queries"},
+    "attention/local.py": {"make_projections"},
+    "gpt.py": {"__init__", "loss", "nats_of", "initialize"},
+    "row.py": {"norm_step", "linear_step", "attention_step", "step"},
+    "size.py": {"flops_per_token"},
+    "surgery.py": {"is_matrix", "tie_again"},
+}
+
+
+def test_a_weight_is_read_only_where_the_layer_is_known_to_be_it_alone():
+    """A hook, an adapter or another module acts only when it is called, so all other code calls the layer."""
+    found = {}
+    for file in (ROOT / "model").rglob("*.py"):
+        functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+        names = {
+            function.name
+            for function in functions
+            for node in ast.walk(function)
+            if isinstance(node, ast.Attribute) and node.attr == "weight" and ast.unparse(node.value) != "self"
+        }
+        if names and file.name != "plain.py":
+            found[str(file.relative_to(ROOT / "model"))] = names
+    assert found == READERS
