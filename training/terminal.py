@@ -147,7 +147,7 @@ class Terminal(Logger):
         passes = 0.0
         if isinstance(data, TokenDataset):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
-            passes = self.run.tokens / len(data.train)
+            passes = epochs(config, data, progress.step)
         chance = math.log(data.vocab_size)
         slower = f"lower optimizer.lr={config.optimizer.lr:g}"
         if progress.step and best > chance - 0.01:
@@ -185,8 +185,8 @@ def by_heart(config: TrainConfig) -> str:
 
 
 def epochs(config: TrainConfig, data: TokenDataset, steps: int) -> float:
-    """Return how many times the training text is read in some steps."""
-    return steps * config.tokens_per_step / len(data.train)
+    """Return how many times the training text is read in some steps, the first of a run."""
+    return (steps * config.batch_size + data.ahead) * config.model.block_size / len(data.train)
 
 
 def describe(config: TrainConfig, data: Dataset, model: GPT) -> list[str]:
