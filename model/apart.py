@@ -239,14 +239,17 @@ def writes(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Par
             found[Part(layer)] = every_result[Part(layer)]
     found["bias"] = bias
 
-    # A sum in half precision is rounded at each part.
     vectors = torch.stack([*found.values()])
-    rounding = max(1e-3, 8 * torch.finfo(vectors.dtype).eps)
     rest = upcast(vectors).sum(0) - upcast(all_streams[-1])
-    if (rest.norm(dim=-1) > rounding * upcast(vectors).norm(dim=-1).amax(0)).any():
+    if (rest.norm(dim=-1) > rounding(vectors.dtype) * upcast(vectors).norm(dim=-1).amax(0)).any():
         problem = "the parts and the embedding do not sum to the stream: a hook changes it, or an o_proj is not linear"
         raise SettingsError(problem, "remove such hooks, and put a linear layer in place of such an o_proj")
     return found
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the share by which a sum may differ: half precision rounds it at each part."""
+    return max(1e-3, 8 * torch.finfo(dtype).eps)
 
 
 @torch.no_grad()
@@ -292,11 +295,11 @@ def contributions(
     if bias is not None:
         found["bias"] = found["bias"] + rows @ upcast(bias)
 
-    # A hook changes what the norm returns.
+    # A hook changes the result of the norm.
+    dtype = model.lm_head.weight.dtype
     with eval_mode(model):
-        normed = upcast(norm(stream.to(model.lm_head.weight.dtype)))
+        normed = upcast(norm(stream.to(dtype)))
     rest = torch.stack([*found.values()]).sum(0) - (normed * rows).sum(-1)
-    rounding = max(1e-3, 8 * torch.finfo(model.lm_head.weight.dtype).eps)
-    if (rest.abs() > rounding * normed.norm(dim=-1) * rows.norm(dim=-1)).any():
+    if (rest.abs() > rounding(dtype) * normed.norm(dim=-1) * rows.norm(dim=-1)).any():
         raise other_norm
     return found
