@@ -208,7 +208,7 @@ def unset_path() -> None:
 def run_job(cfg: DictConfig) -> Any:
     """Train or plan one job of a sweep, in the job's folder; log and raise its exception.
 
-    Returns what a sweeper may minimise.
+    Returns the figure that a sweeper may minimise.
     """
     show_log()
     unset_path()

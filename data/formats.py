@@ -274,11 +274,14 @@ def into_records(file: str, line: Any, field: str) -> str:
 
 def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     """Yield each object of a JSON array; a string is a record whose `field` it is."""
+    # Read the whole array, for Python's parser reads no part of one.
     content = lines.read(LARGEST_ARRAY + 1)
     if len(content) > LARGEST_ARRAY:
         program = f'.[] | if type == "string" then {{{json.dumps(field)}: .}} else . end'
         remedy = f"write its records as JSON lines: {jq(source, program)}"
         raise DataError(f"is a JSON array of more than {LARGEST_ARRAY >> 20} MB", remedy, value=source)
+
+    # Parse it; an error names its place and its remedy.
     try:
         records = record_parser(field)(content)
     except DataError as error:
@@ -290,6 +293,8 @@ def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
             remedy = f"{jq(source, '.[]')} makes lines of the records of all"
         place = f"line {content.count(chr(10), 0, position) + 1}"
         raise DataError(f"{place} is not JSON ({reason})", remedy, value=source) from error
+
+    # Make records of its strings and objects.
     for number, record in enumerate(records, start=1):
         place = f"record {number}"
         if isinstance(record, str):

@@ -66,7 +66,7 @@ class Summary:
 
     @property
     def objective(self) -> float:
-        """What a sweeper that draws values minimises: bits per byte, or the loss of a task.
+        """The figure that a sweeper may minimise: bits per byte, or the loss of a task.
 
         Losses of tokens do not compare between tokenizers. inf if there is neither.
         """
