@@ -9,7 +9,7 @@ from conftest import some
 from safetensors.torch import load_file, save_file, save_model
 
 from common.errors import HuggingFaceError
-from interop.huggingface import from_huggingface, read_config, read_huggingface
+from interop.huggingface import TARGETS, from_huggingface, read_config, read_huggingface
 
 transformers = pytest.importorskip("transformers")
 TOKENS = torch.arange(24)[None] * 7 % 61
@@ -148,6 +148,62 @@ def test_a_drawn_model_has_transformers_logits_or_a_sentence_that_names_the_sett
     assert not unknown, unknown
     assert read_config(str(tmp_path)) == ours.config
     assert (ours(TOKENS) - wanted).abs().max() < 2e-3 * wanted.abs().max()
+
+
+def other_value(value):
+    """Another value of the same kind, for a setting whose meaning the test does not know."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return 3 * value + 0.01
+    if isinstance(value, dict):
+        return {name: each if isinstance(each, str) else other_value(each) for name, each in value.items()}
+    return value[::-1] if isinstance(value, list) else "gelu"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(TARGETS))
+@torch.inference_mode()
+def test_every_setting_on_which_transformers_acts_is_read_as_it_does_or_refused(model_type, tmp_path):
+    sizes = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, pad_token_id=None)
+    if model_type != "gpt2":
+        sizes |= dict(intermediate_size=40, num_key_value_heads=2, head_dim=8, max_window_layers=1)
+        sizes |= dict(use_sliding_window=True, sliding_window=8)
+
+    def model_of(settings):
+        config = transformers.AutoConfig.for_model(**settings)
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn_like(parameter) + (parameter.ndim == 1))
+        return model, model(TOKENS, return_dict=True).logits
+
+    plain = transformers.AutoConfig.for_model(model_type, **sizes).to_dict()
+    _, expected = model_of(plain)
+    acted_upon = set()
+    plain.pop("architectures", None)  # which names a class, and no value of it
+    for name, value in plain.items():
+        settings = plain | {name: other_value(value)}
+        try:
+            model, wanted = model_of(settings)
+        except Exception:  # of any kind: transformers has no such value, or checks it late
+            continue
+        if wanted.shape != expected.shape or not torch.equal(wanted, expected):
+            acted_upon.add(name)
+        save_model(model, str(tmp_path / "model.safetensors"))
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        try:
+            got = from_huggingface(str(tmp_path))(TOKENS)
+        except HuggingFaceError:
+            assert name in acted_upon, name
+            continue
+        assert (got - wanted).abs().max() < 2e-3 * wanted.abs().max(), name
+    named = {"vocab_size", "tie_word_embeddings"}
+    named |= {"n_layer"} if model_type == "gpt2" else {"rope_parameters", "intermediate_size"}
+    named |= {"sliding_window"} & ({*plain} if model_type in ("mistral", "qwen2", "qwen3") else set())
+    assert acted_upon > named
 
 
 @pytest.mark.parametrize("odd", ["", "no prefix", "two files"])
