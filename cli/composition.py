@@ -263,9 +263,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, (yaml.MarkedYAMLError, UnicodeDecodeError)):
         return explain_file(error)
     if isinstance(error, OverrideParseException):
-        quoted = (
-            "put a value that has spaces, commas, brackets, quotes, accents or signs such as # in both kinds of quotes"
-        )
+        quoted = "put a value that has commas, brackets or quotes in both kinds of quotes"
         name, _, value = str(error.override).partition("=")
         example = 'data.path="notes (1).txt"' if set(value) & set("\"'\\,()[]{}") else f'{name}="{value}"'
         remedy = f"{quoted}, as in '{example}'; ranges are choice(2,4,8) and range(1,5)"

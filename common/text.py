@@ -86,34 +86,44 @@ def quote(text: object) -> str:
     return f'"{escaped}"'
 
 
+QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""  # a value in quotes for Hydra
+
+
 def quoted_as_typed(override: str, texts: Container[str]) -> str:
-    """Return NAME=VALUE with quotes for Hydra around values that it would read otherwise.
+    """Return NAME=VALUE with quotes for Hydra around values that it would read otherwise, or not at all.
 
     A shell leaves ~ as it is after NAME=, and Hydra's grammar has no such letter. Of a setting of `texts` Hydra would
-    make 100000.0 of 1e5, 10 of 1_0 and true of True, and drop the blanks around a single value.
+    make 100000.0 of 1e5, 10 of 1_0, true of True and one backslash of two, drop the blanks around a single value, and
+    refuse é and a=b.
     """
     name, equals, value = override.partition("=")
     is_list = value.startswith("[")
     signs = "\"'(){}" if is_list else "\"'()[]{}"
-    if any(sign in value for sign in signs):  # of Hydra's grammar: quotes may be there
+    unquoted = re.sub(QUOTED, "", value)
+    if any(sign in unquoted for sign in signs) or re.search(r"\\[,=:\s]", unquoted):  # Hydra's lists and escapes
         return override
     is_text = name.lstrip("+") in texts
     is_single = not is_list and "," not in value
 
     def quoted(part: re.Match[str]) -> str:
         text = part[0] if is_single else part[0].strip()
+        if text.startswith(("'", '"')):
+            return part[0]
         return quote(text) if "~" in text or (is_text and is_read_otherwise(text)) else part[0]
 
-    return name + equals + re.sub(r"[^,\[\]]+", quoted, value)
+    return name + equals + re.sub(rf"{QUOTED}|[^,\[\]\"']+", quoted, value)
 
 
 def is_read_otherwise(text: str) -> bool:
-    """Return whether Hydra changes a text: the spelling of a number or truth value, or blanks."""
-    for number in (int, float):
-        with suppress(ValueError):
-            return str(number(text)) != text
-    is_truth_value = text.lower() in ("true", "false")
-    return (is_truth_value and text != text.lower()) or (text != text.strip() and "\\" not in text)
+    """Return whether Hydra changes a text that has no quotes, or cannot read it."""
+    with suppress(ValueError):
+        return str(int(text)) != text
+    with suppress(ValueError):
+        float(text)
+        return True
+    is_word = text.lower() in ("true", "false") or (text.lower() == "null" and text != "null")
+    is_known = re.fullmatch(r"[\w\s.+/%@:?*|$\\-]*", text, re.ASCII)
+    return is_word or not is_known or text != text.strip() or "\\\\" in text
 
 
 def command(script: str) -> str:

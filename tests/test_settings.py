@@ -324,7 +324,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "model=small,tiny": "model=small,tiny is several values for one run: add -m",
     "attention=sdpa,loop": "attention=sdpa,loop is several values for one run: add -m",
     "seed=1,2": "seed=1,2 is several values for one run: add -m",
-    "seed=1, -m": "cannot read the override 'seed=1,': put a value that has spaces, commas, ",
+    "seed=1, -m": "cannot read the override 'seed=1,': put a value that has commas, ",
     "-m seed=rang(1,3)": "ranges are choice(2,4,8)",
     "-m optimizer.lr=zip(0.1,0.2)": "write the pairs as variants, as in 'hydra.sweeper.variants=[\"model.n_embd=64 ",
     "-m hydra/sweeper=optuna": "hydra/sweeper=optuna does not exist: pip install hydra-optuna-sweeper.",

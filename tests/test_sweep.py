@@ -711,6 +711,7 @@ def test_an_experiment_of_many_runs_is_none_of_one(experiment, searchpath, tmp_p
 
 
 AS_TYPED = ["1e5", "1_0", "1.10", "+5", "007", "-3", "0.50", "True", "nan", "Inf", "word"]
+AS_TYPED += ["1.0", "5.", ".5", "NULL", "café", "日本.txt", "a=b", "a#b", "<x>", r"\\host\share", r"a\nb", "x&y", "a:b"]
 
 
 @pytest.mark.parametrize("way", ["typed", "params", "variants"])
@@ -722,6 +723,7 @@ def test_a_text_in_a_sweep_is_the_text_that_is_typed(way, tmp_path):
     parser = OverridesParser.create()
     parsed = parser.parse_overrides([f"sample_prompt={job['sample_prompt']}" for job in jobs])
     assert [str(override.value()) for override in parsed] == AS_TYPED
+    assert {type(override.value()) for override in parsed if override.value() != -3} == {str}
 
 
 def test_texts_and_folders_of_a_sweep_are_those_of_a_run(tmp_path, monkeypatch):
@@ -730,10 +732,11 @@ def test_texts_and_folders_of_a_sweep_are_those_of_a_run(tmp_path, monkeypatch):
     texts = [run_here(*mode, *asked, cwd=tmp_path).stdout for mode in ([], ["-m"])]
     assert all("< 1e5> 10\n" in text for text in texts), texts
     small = tiny(tmp_path, max_steps=1)
-    asked = ["wandb.name=1_0", "wandb.tags=[2024_01, 1e3,True,x]", "hydra.sweep.dir=1e5"]
+    asked = ["wandb.name=1_0", "wandb.group=1.0", "wandb.tags=[2024_01, 1e3,True,x,2.0]", "hydra.sweep.dir=é=1.0"]
     assert run_here("-m", *small, *asked, cwd=tmp_path).returncode == 0
-    written = yaml.safe_load((tmp_path / "1e5/0/config.yaml").read_text())["wandb"]
-    assert written["name"] == "1_0" and written["tags"] == ["2024_01", "1e3", "True", "x"]
+    written = yaml.safe_load((tmp_path / "é=1.0/0/config.yaml").read_text())["wandb"]
+    assert written["name"] == "1_0" and written["group"] == "1.0"
+    assert written["tags"] == ["2024_01", "1e3", "True", "x", "2.0"]
 
 
 # Overrides, and the seeds of the jobs that remain; all but the last have repeated ones.
