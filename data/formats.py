@@ -514,13 +514,17 @@ def table_beside(source: str, word: str, delimiter: str) -> str:
 def are_letters(lines: TextIO, width: int) -> bool:
     """Return whether quotes are letters of the values in a table with tabs.
 
-    They are, for such tables often were never quoted, if each line has `width` values, and a value that began with a
-    quote would end in another line, or nowhere.
+    They are, for such tables often were never quoted, if no name of its first line is quoted, each line has `width`
+    values, and a value that began with a quote would end in another line, or nowhere. Of one column each line has its
+    value: there a quoted value may have lines.
     """
+    lines.seek(0)
+    if lines.readline().startswith('"'):
+        return False
     lines.seek(0)
     is_quoted = csv.reader(lines, delimiter="\t", strict=True)
     try:
-        if all(number == is_quoted.line_num for number, _ in enumerate(is_quoted, start=1)):
+        if all(number == is_quoted.line_num or width == 1 for number, _ in enumerate(is_quoted, start=1)):
             return False
     except csv.Error:
         pass

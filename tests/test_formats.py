@@ -256,6 +256,20 @@ def test_quotes_in_a_table_with_tabs_that_was_never_quoted_are_letters(tmp_path,
     assert read(write_csv(tmp_path / "b.tsv", [*values, "two\nlines", "a\ttab"], "\t"))[0][:-2] == values
 
 
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_values_of_several_lines_are_quoted_also_where_each_line_has_as_many_as_the_first(tmp_path, quoting):
+    values = ["two\nlines", 'she said "yes"', "one", '\n"', "end\r\n"]
+    for name, rows in {
+        "one.tsv": [["text"], *([value] for value in values)],
+        "two.tsv": [["text", "n"], *([value, "a\nb\tc"] for value in values)],
+    }.items():
+        if quoting == csv.QUOTE_MINIMAL and name == "two.tsv":
+            continue  # nothing tells it from a table that was never quoted
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file, delimiter="\t", quoting=quoting).writerows(rows)
+        assert read(tmp_path / name)[0] == values, name
+
+
 # Parquet
 
 
