@@ -29,6 +29,9 @@ from runs.checkpoint import WEIGHTS, Checkpoint
 Prompt = dict[str, Any]
 """A prompt, perhaps its seed, and fields that its results keep."""
 
+OF_SAMPLES = ("text", "finish", "made_by")
+"""The fields of a result that the sample gives it."""
+
 
 class Job(NamedTuple):
     """A sample to write."""
@@ -104,6 +107,16 @@ def ends_within_token(tokenizer: tiktoken.Encoding, text: str) -> bool:
     end = text[-64:]
     tokens = encode_text(tokenizer, end)
     return begins_words or [*encode_text(tokenizer, f"{end}a")][: len(tokens)] != [*tokens]
+
+
+def tell_replaced(prompts: Iterable[Prompt]) -> None:
+    """Tell of fields of prompts that their results have for the sample."""
+    replaced = [[name for name in OF_SAMPLES if name in prompt] for prompt in prompts]
+    count = sum(map(bool, replaced))
+    if count:
+        names = ", ".join(name for name in OF_SAMPLES if any(name in each for each in replaced))
+        remedy = "fields of other names are kept"
+        print_error(f"{plural(count, 'prompt')} with {names}, in whose place a result has its sample's: {remedy}.")
 
 
 def read_prompts(where: str) -> list[Prompt]:
@@ -182,6 +195,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
     ]
     different = {(job.prompt["prompt"], 0 if is_greedy(config) else job.seed) for job in jobs}
     tell_equal(len(jobs), len(different), config)
+    tell_replaced(prompts)
     made_by = sampler_hash(checkpoint, config)
     with ExitStack() as stack:
         # Open the file, and skip what it has.

@@ -317,3 +317,13 @@ def test_the_command_that_removes_a_files_line_ends_gives_the_prompt_meant(check
 def test_line_ends_of_windows_in_records_are_counted(write, capsys):
     write('{"prompt": "a\\r\\nb"}\r\n{"prompt": "a\\nb"}\r\n')
     assert r"1 prompt with \r at line ends, which few texts have: write \n alone." in capsys.readouterr().err
+
+
+def test_fields_that_a_sample_replaces_are_told_and_others_kept(write, capsys):
+    rows = [{"prompt": "a", "text": "the true ending", "id": 1}, {"prompt": "b", "finish": "good", "made_by": "me"}]
+    results = write("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "c", "note": "mine"}]))
+    said = "2 prompts with text, finish, made_by, in whose place a result has its sample's: "
+    assert said in capsys.readouterr().err
+    assert (results[0]["id"], results[2]["note"]) == (1, "mine") and results[0]["text"] != "the true ending"
+    write('{"prompt": "d", "id": 2}', results="-")
+    assert not capsys.readouterr().err
