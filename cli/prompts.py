@@ -52,6 +52,18 @@ def read_text(setting: str, where: str) -> str:
     return text
 
 
+def in_utf8(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts with U+FFFD for what is not UTF-8, and tell of it.
+
+    A shell's bytes and JSON's escapes may be lone surrogates, which no text in UTF-8 has.
+    """
+    replaced = [replace_surrogates(each["prompt"]) for each in prompts]
+    count = sum(lost for _, lost in replaced)
+    if count:
+        print_error(f"{plural(count, 'byte')} of prompts outside UTF-8, read as U+FFFD.")
+    return [each | {"prompt": text} for each, (text, _) in zip(prompts, replaced, strict=True)]
+
+
 def tell_literal(prompts: Iterable[str], typed: str = "") -> None:
     """Tell of signs in prompts that are letters here, and a token or a line end elsewhere.
 
@@ -170,7 +182,7 @@ def checked_prompt(record: Record) -> Prompt:
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
         remedy = "choose a whole number from 0 on, or leave it out"
         raise DataError(f"{place} has seed={json.dumps(seed)}", remedy, value=source)
-    return prompt | {"prompt": replace_surrogates(prompt["prompt"])[0]}
+    return prompt
 
 
 def is_json(text: str, kind: type) -> bool:
@@ -220,8 +232,14 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
                 results[chunk.sample]["text"] += chunk.text
                 results[chunk.sample]["finish"] = chunk.finish or "length"
             for result in results:
-                write(json.dumps(result, ensure_ascii=False) + "\n")
+                write(as_json(result) + "\n")
             bar.update(len(batch))
+
+
+def as_json(result: dict[str, Any]) -> str:
+    """Return a result as a line; one of whose fields UTF-8 lacks a letter has all in escapes."""
+    line = json.dumps(result, ensure_ascii=False)
+    return json.dumps(result) if replace_surrogates(line)[1] else line
 
 
 def is_greedy(params: SamplingParams) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import fields
 import tiktoken
 
 from cli.prompts import (
+    in_utf8,
     is_greedy,
     read_prompts,
     read_text,
@@ -20,7 +21,6 @@ from common.console import say
 from common.errors import CheckpointError, SettingsError, format_value
 from common.settings import from_arguments
 from common.text import seen_from_here, visible
-from data.tokenizer import replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
 from model.gpt import GPT
@@ -40,7 +40,7 @@ def write_samples(config: SampleConfig) -> None:
     device = choose_device(config.device)
     # Read the prompt first: its mistakes need not wait for the model.
     prompt = read_text("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
-    prompts = read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}]
+    prompts = in_utf8(read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}])
     texts = [each["prompt"] for each in prompts]
     tell_literal(texts, config.prompt)
     tell_line_ends(texts, config.prompt_file)
@@ -60,7 +60,7 @@ def write_samples(config: SampleConfig) -> None:
             elif config.prompts or config.results:
                 write_results(checkpoint, config, prompts)
             else:
-                print_samples(model, checkpoint.tokenizer, config, prompt)
+                print_samples(model, checkpoint.tokenizer, config, texts[0])
     except FloatingPointError as error:
         remedy = "set precision=bf16" if config.precision == "fp16" else "take an earlier one"
         raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
@@ -78,7 +78,6 @@ def print_samples(
     stops only the text.
     """
     count = config.num_samples
-    prompt, _ = replace_surrogates(prompt)  # a shell's bytes that are not UTF-8
     tokens = encode_prompt(tokenizer, prompt)
     limit = model.longest_context
     if limit and len(tokens) > limit:
@@ -141,7 +140,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
             if line.startswith("/") and not line.startswith("//"):
                 config = run_line(line[1:], config)
             else:
-                prompt = line.removeprefix("/") if line else text
+                prompt = in_utf8([{"prompt": line.removeprefix("/") if line else text}])[0]["prompt"]
                 tell_joined(checkpoint.tokenizer, [line])
                 text = prompt + print_samples(checkpoint.model, checkpoint.tokenizer, config, prompt)
         except SettingsError as error:

@@ -184,6 +184,14 @@ def one_of(name: str, value: str | None, known: Collection[str]) -> None:
         raise SettingsError("is not known", f"choose one of {', '.join(known)}", setting=name, value=value)
 
 
+def in_utf8(name: str, text: str) -> None:
+    """Refuse a text with a shell's bytes that are not UTF-8: no text of a model has them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise SettingsError("is not text in UTF-8", "type it in UTF-8", setting=name, value=text) from None
+
+
 def at_least(name: str, value: float | None, least: float, remedy: str = "") -> None:
     """Refuse less than `least`, NaN and infinity."""
     if value is not None and not least <= value < math.inf:

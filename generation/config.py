@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from common.errors import ANY_SEED, SettingsError, at_least, format_value, fraction, one_of
+from common.errors import ANY_SEED, SettingsError, at_least, format_value, fraction, in_utf8, one_of
 from data.config import WITH_PATH
 
 NO_LINES = (".csv", ".tsv", ".xlsx", ".parquet", ".html", ".xml", ".yaml", ".md")  # names of other formats
@@ -43,6 +43,8 @@ class SamplingParams:
             self.stop = [self.stop]
         if "" in self.stop:
             raise SettingsError("stop has an empty string, which every text contains", "remove it")
+        for text in self.stop:
+            in_utf8("stop", text)
 
 
 @dataclass(kw_only=True)

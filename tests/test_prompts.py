@@ -327,3 +327,22 @@ def test_fields_that_a_sample_replaces_are_told_and_others_kept(write, capsys):
     assert (results[0]["id"], results[2]["note"]) == (1, "mine") and results[0]["text"] != "the true ending"
     write('{"prompt": "d", "id": 2}', results="-")
     assert not capsys.readouterr().err
+
+
+def test_what_is_not_utf8_in_prompts_is_told_and_other_fields_stay(write, checkpoint, capsys):
+    results = write('{"prompt": "caf\\udce9", "id": "x\\udcb2"}\n{"prompt": "b\\ud83d", "id": 2}')
+    assert [(each["prompt"], each["id"]) for each in results] == [("caf\ufffd", "x\udcb2"), ("b\ufffd", 2)]
+    assert "2 bytes of prompts outside UTF-8, read as U+FFFD." in capsys.readouterr().err
+    # Typed: Python has a shell's byte \xe9 as U+DCE9.
+    typed = dict(checkpoint=str(checkpoint), device="cpu", max_new_tokens=1)
+    sample(SampleConfig(prompt="caf\udce9", results="-", **typed))
+    said = capsys.readouterr()
+    assert json.loads(said.out)["prompt"] == "caf\ufffd" and said.err.startswith("1 byte of prompts outside UTF-8")
+    with mock.patch("builtins.input", side_effect=["caf\udce9", "/quit"]):
+        sample(SampleConfig(interactive=True, **typed))
+    said = capsys.readouterr()
+    assert "caf\ufffd" in said.out and said.err.startswith("1 byte of prompts outside UTF-8")
+    # No text of a model has such a byte.
+    for settings, make in ((dict(stop="\udce9"), SampleConfig), (dict(sample_prompt="\udce9"), TrainConfig)):
+        with pytest.raises(SettingsError, match="is not text in UTF-8"):
+            make(**settings)

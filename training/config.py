@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from common.errors import ANY_SEED, SettingsError, at_least, format_value, fraction, one_of, positive
+from common.errors import ANY_SEED, SettingsError, at_least, format_value, fraction, in_utf8, one_of, positive
 from common.settings import WANDB_SWEEP
 from data.config import DIVISIBLE, RECORDS, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
 from model.config import GPTConfig
@@ -265,6 +265,7 @@ class TrainConfig:
         for name in (*intervals, *sizes, "max_steps", "max_skipped_steps", "keep_checkpoints"):
             at_least(name, getattr(self, name), 1, NEVER.get(name, ""))
         at_least("sample_tokens", self.sample_tokens, 0)
+        in_utf8("sample_prompt", self.sample_prompt)
         at_least("grad_clip", self.grad_clip, 0.0, "grad_clip=0 clips no gradient")
         positive("max_minutes", self.max_minutes)
         positive("max_flops", self.max_flops)
