@@ -20,7 +20,16 @@ from common.errors import DataError, SettingsError, naming
 from common.files import os_errors_named, read_foreign, reading, regular, user_path
 from common.text import plural, visible
 from data.encoding import decode_text
-from data.formats import Record, csv_header, csv_records, is_named, json_array, json_records, refuse_excels_line
+from data.formats import (
+    Record,
+    csv_header,
+    csv_records,
+    is_named,
+    json_array,
+    json_records,
+    refuse_excels_line,
+    whole_number,
+)
 from data.tokenizer import END_OF_TEXT, encode_text, replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
@@ -181,14 +190,14 @@ def checked_prompt(record: Record) -> Prompt:
     seed = prompt.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
         remedy = "choose a whole number from 0 on, or leave it out"
-        raise DataError(f"{place} has seed={json.dumps(seed)}", remedy, value=source)
+        raise DataError(f"{place} has seed={json.dumps(seed):.40}", remedy, value=source)
     return prompt
 
 
 def is_json(text: str, kind: type) -> bool:
     """Return whether a text is JSON of a kind, an object (dict) or an array (list)."""
     try:
-        return isinstance(json.loads(text), kind)
+        return isinstance(json.loads(text, parse_int=whole_number), kind)
     except (ValueError, RecursionError):
         return False
 

@@ -196,7 +196,7 @@ def format_of(file: str, size: int, mtime_ns: int) -> Format:
     if named != "text":  # records that end in commas are named when they are read
         line = line.strip().removesuffix(",")
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_int=whole_number)
     except (ValueError, RecursionError):
         record = None
     if isinstance(record, dict):
@@ -320,7 +320,15 @@ def record_parser(field: str) -> Callable[[str], Any]:
                     raise DataError(f"{name} twice", "leave one out, or give it another name")
         return record
 
-    return json.JSONDecoder(object_pairs_hook=once).decode
+    return json.JSONDecoder(object_pairs_hook=once, parse_int=whole_number).decode
+
+
+def whole_number(digits: str) -> int | str:
+    """Return the number that digits of JSON are; the digits of one with more than Python reads, which are 4,300."""
+    try:
+        return int(digits)
+    except ValueError:
+        return digits
 
 
 def json_mistake(text: str, error: ValueError | RecursionError) -> tuple[int, str, str]:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from cli.prompts import read_prompts
 from common.errors import DataError
 from data import texts
 from data.config import DataConfig
@@ -343,6 +344,18 @@ def test_json_that_cannot_be_read_is_refused_with_its_place(tmp_path, name, cont
     with pytest.raises(DataError, match=re.escape(message)) as caught:
         read(tmp_path / name)
     assert str(caught.value).startswith(f"data.path={tmp_path}/{name}") and caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.txt"])
+def test_a_number_of_more_digits_than_python_reads_is_no_mistake(tmp_path, name):
+    lines = [
+        f'{{"n": {number}, "text": "{text}"}}' for number, text in (("7" * 9131, "one"), ("-" + "1" * 4301, "two"))
+    ]
+    (tmp_path / name).write_text(f"[{', '.join(lines)}]" if name == "a.json" else "\n".join(lines))
+    assert read(tmp_path / name)[0] == ["one", "two"]
+    (tmp_path / name).write_text("\n".join(lines).replace("text", "prompt"))
+    first, second = read_prompts(str(tmp_path / name))
+    assert (first["prompt"], second["prompt"]) == ("one", "two") and first["n"] == "7" * 9131
 
 
 ONE = '{"text": "one, [two,]"}'
