@@ -155,9 +155,9 @@ def read_prompts(where: str) -> list[Prompt]:
     with naming("prompts", where):
         if is_named(where, "csv"):
             records = prompt_rows(text, where)
-        elif is_json(text, list):
+        elif is_json(text, list) or (is_named(where, "json") and written[0].lstrip().startswith("[")):
             records = json_array(io.StringIO(text), where, "prompt")
-        elif is_json(written[0], dict) or (is_named(where, "jsonl") and is_json(written[0], str)):
+        elif is_json(written[0], dict) or is_named(where, "json") or is_named(where, "jsonl"):
             records = json_records(lines, where, "prompt")
         else:
             return [{"prompt": line} for line in written]

@@ -201,6 +201,11 @@ def test_strings_in_json_lines_are_prompts_and_quoted_lines_of_a_text_are_not(tm
         ("a.csv", "sep=;\nid;prompt\n1;ab\n", "a.csv begins with a line for Excel, sep=: tail -n +2"),
         ("a.csv", "prompt,prompt\nab,cd\n", "a.csv has 2 columns called prompt: (echo prompt,prompt2;"),
         ("a.jsonl", '{"prompt": "a", "prompt": "b"}\n', "a.jsonl line 1 has prompt twice: leave one out"),
+        ("a.jsonl", '{"prompt": "a"},\n{"prompt": "b"}\n', "a.jsonl line 1 is not JSON (it ends in a comma): sed"),
+        ("a.jsonl", "{'prompt': 'a'}\n", "a.jsonl line 1 is not JSON (values as Python prints them): write"),
+        ("a.jsonl", "Once upon\n", "a.jsonl line 1 is not JSON (Expecting value"),
+        ("a.json", '[\n{"prompt": "a"},\n]\n', "a.json line 2 is not JSON (a comma after the last value): remove"),
+        ("a.json", '{\n"prompts": ["a", "b"]\n}\n', "a.json line 1 is not JSON (it ends within a record): jq -c ."),
     ],
 )
 def test_records_that_are_no_prompts_are_refused_with_their_place(tmp_path, name, content, message):
