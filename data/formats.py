@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
@@ -370,6 +370,12 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     delimiter, names = csv_header(lines, source)
     refuse_excels_line(source, names)
     refuse_single_quotes(lines, source)
+    for other in DELIMITERS if len(names) == 1 else ():  # a single name tells no delimiter
+        command = with_row_numbers(lines, source, names, other)
+        if command and other != delimiter:
+            raise DataError(
+                "has numbers of rows without a name in its first line", f"{command} names them", value=source
+            )
     if field not in names:
         error = missing_field(source, field, names)
         error.remedy += f"; if line 1 is a record and names no columns, {with_names(lines, source, field)}"
@@ -377,6 +383,7 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     if names.count(field) > 1:
         fault = f"has {plural(names.count(field), 'column')} called {field}"
         raise DataError(fault, with_own_names(source, names, delimiter), value=source)
+    refuse_blanks(lines, source, delimiter, names.index(field))
     # The limit is the process's: a document may be longer than the 131,072 characters to which Python sets it.
     before = csv.field_size_limit(1 << 30)
     begins = 1
@@ -394,8 +401,12 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
         for row in rows:
             if len(row) > len(names) or 0 < len(row) <= names.index(field):
                 refuse_backslashes(lines, source, delimiter, len(names))
+                refuse_blanks(lines, source, delimiter, 1)
                 counts = f"{plural(len(row), 'value')}, and the first line {plural(len(names), 'name')}"
                 remedy = f"quote values that have {DELIMITERS[delimiter]} or line ends"
+                command = with_row_numbers(lines, source, names, delimiter)
+                if command:
+                    remedy += f"; if each row begins with its number, {command} names it"
                 raise DataError(f"line {begins} has {counts}", remedy, value=source)
             if row:
                 yield Record(source, f"line {begins}", dict(zip(names, row, strict=False)))
@@ -437,6 +448,39 @@ def refuse_single_quotes(lines: TextIO, source: str) -> None:
         if len(widths) == 1 and min(widths) > 1 and all(has_quotes(row, text, delimiter) for row, text in found):
             remedy = f"{rewriting(source, delimiter, 'quotechar=chr(39)')} writes double ones"
             raise DataError("has its values in single quotes", remedy, value=source)
+
+
+def first_rows(lines: TextIO, delimiter: str) -> list[list[str]]:
+    """Return the rows at the beginning of a table, that of its names first, without a row that is cut."""
+    lines.seek(0)
+    sample = lines.read(1 << 16)
+    rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if row]
+    return rows[:-1] if len(sample) == 1 << 16 else rows
+
+
+def with_row_numbers(lines: TextIO, source: str, names: Sequence[str], delimiter: str) -> str:
+    """Return the command that names the numbers with which the rows of a table begin, as R's write.table() writes them.
+
+    "" if not each of its first rows begins with a number of its own, and has one value more than there are names.
+    """
+    rows = first_rows(lines, delimiter)[1:]
+    numbers = {row[0] for row in rows if row[0].isdecimal() and len(row) == len(names) + 1}
+    if not rows or len(numbers) < len(rows):
+        return ""
+    own = next(name for name in chain(["row"], map("row{}".format, count(2))) if name not in names)
+    return with_header(source, [own, *names], delimiter)
+
+
+def refuse_blanks(lines: TextIO, source: str, delimiter: str, column: int) -> None:
+    """Raise DataError if a blank stands before the name of a column, and before each of its values.
+
+    They would be learned, and quotes after them too. It has the command that leaves them out.
+    """
+    names, *rows = first_rows(lines, delimiter) or [[]]
+    values = [row[column] for row in (names, *rows) if len(row) > column > 0]
+    if rows and len(names) > column and values and all(value.startswith(" ") for value in values):
+        remedy = f"{rewriting(source, delimiter, 'skipinitialspace=True')} leaves them out"
+        raise DataError(f"has blanks after its {DELIMITERS[delimiter]}", remedy, value=source)
 
 
 def refuse_backslashes(lines: TextIO, source: str, delimiter: str, width: int) -> None:
@@ -500,10 +544,15 @@ def with_own_names(source: str, names: Sequence[str], delimiter: str) -> str:
     for name in names:
         numbered = (f"{name}{number}" for number in count(2))
         own.append(name if name not in own else next(other for other in numbered if other not in {*own, *names}))
+    return f"{with_header(source, own, delimiter)} gives each a name of its own"
+
+
+def with_header(source: str, names: Sequence[str], delimiter: str) -> str:
+    """Return the command that writes a table with other names in its first line."""
     header = io.StringIO()
-    csv.writer(header, delimiter=delimiter, lineterminator="").writerow(own)
+    csv.writer(header, delimiter=delimiter, lineterminator="").writerow(names)
     command = f"(echo {shlex.quote(header.getvalue())}; {without_first_line(source)})"
-    return f"{command} > {table_beside(source, 'named', delimiter)} gives each a name of its own"
+    return f"{command} > {table_beside(source, 'named', delimiter)}"
 
 
 def without_first_line(source: str) -> str:

@@ -752,3 +752,50 @@ def test_a_command_for_a_file_of_a_folder_says_that_the_old_one_has_to_go(tmp_pa
     subprocess.run(["bash", "-c", command.replace("python", sys.executable)], check=True)
     file.unlink()
     assert read(tmp_path)[0] == ['on "e' if kind == "spark" else "one", "from a table"]
+
+
+@pytest.mark.parametrize(("delimiter", "packed"), [(",", ""), ("\t", ""), (";", ".gz")])
+@pytest.mark.parametrize("names", [["text", "label"], ["text"]])
+def test_a_table_whose_rows_begin_with_their_numbers_is_refused_with_the_command_that_names_them(
+    tmp_path, delimiter, packed, names
+):
+    """R's write.table() writes them without a name: beside one name, and with tabs, the whole row was learned."""
+    out = io.StringIO()
+    rows = [[n + 1, story, n % 2][: len(names) + 1] for n, story in enumerate(STORIES)]
+    csv.writer(out, delimiter=delimiter, lineterminator="\n").writerows([names, *rows])
+    content = out.getvalue().encode()
+    file = tmp_path / f"from R.csv{packed}"
+    file.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(DataError) as caught:
+        read(file)
+    command = re.search(r"(\(echo .*) names (it|them)$", caught.value.remedy)[1]
+    subprocess.run(["bash", "-c", command], check=True)
+    (named,) = tmp_path.glob("from R.named.*")
+    assert read(named)[0] == STORIES
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_table_with_blanks_after_its_delimiters_is_refused_with_the_command_that_leaves_them_out(tmp_path, delimiter):
+    """They were learned, with the quotes after them."""
+    quoted = ['"' + story.replace('"', '""') + '"' for story in STORIES]
+    file = tmp_path / "my table.csv"
+    file.write_text("".join(f"{a}{delimiter} {b}\n" for a, b in [("id", "text"), *enumerate(quoted)]))
+    with pytest.raises(DataError, match="has blanks after its (commas|semicolons|tabs): ") as caught:
+        read(file)
+    command = caught.value.remedy.removesuffix(" leaves them out").replace("python", sys.executable)
+    subprocess.run(["bash", "-c", command], check=True)
+    assert read(tmp_path / "my table.quoted.csv")[0] == STORIES
+
+
+@pytest.mark.parametrize(
+    ("header", "stories"),
+    [
+        ("id,text", [" begins with a blank", " so do answers"]),  # as the completions of a prompt
+        ("id, text", ["the first line alone", " has one"]),
+        ("id, text", []),
+    ],
+)
+def test_blanks_that_are_not_of_the_table_stay(tmp_path, header, stories):
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join([header, *(f"{n},{story}" for n, story in enumerate(stories))]) + "\n")
+    assert read(file)[0] == stories
