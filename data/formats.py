@@ -722,11 +722,14 @@ def without_text(record: Record, field: str, format: str) -> DataError:
     for name, value in others.items():
         if format and isinstance(value, (list, dict)) and '"' in json.dumps(value):
             path = path_of(fields, name)
-            if isinstance(value, list) and all(isinstance(each, dict) and field in each for each in value):
+            if (
+                name != field
+                and isinstance(value, list)
+                and all(isinstance(each, dict) and field in each for each in value)
+            ):
                 step = f"{jq(source, f'{each_record}{path}[]')} makes lines of its records"
             else:
-                joined = f'{{{json.dumps(field)}: [{path} | .. | strings] | join("\\n")}}'
-                step = f"{jq(source, each_record + joined)} joins the strings in {name}"
+                step = f"{jq(source, each_record + joined(path, value, name, field))} joins the strings in {name}"
             return DataError(fault, step, value=source)
     remedy = f"choose one of {', '.join(names)}" if names else "choose another field"
     remedy += ", or data=text" * bool(format) + numbers
@@ -737,6 +740,20 @@ def without_text(record: Record, field: str, format: str) -> DataError:
         program = f'{each_record}{{{json.dumps(field)}: [{paths}] | join("\\n")}}'
         remedy += f"; {jq(source, program)} joins them"
     return DataError(fault, remedy, value=source)
+
+
+def joined(path: str, value: Any, name: str, field: str) -> str:
+    """Return the program of jq that makes a text of the strings in a record's value, which is called `name`."""
+    parts = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    separator = "\\n"
+    strings = ".. | strings"
+    if name == field and any(isinstance(part.get("text"), str) for part in parts):
+        # Words of another type within a text, such as Telegram's bold ones, or parts of a message, such as OpenAI's.
+        strings = "arrays[], strings | objects.text, strings | strings"
+        separator = separator if any(part.get("type") == "text" for part in parts) else ""
+    elif '"type":' in json.dumps(value):  # such as that of each part
+        strings = f"del(.. | objects | .type) | {strings}"
+    return f'{{{json.dumps(field)}: [{path} | {strings}] | join("{separator}")}}'
 
 
 def path_of(record: dict[str, Any], field: str) -> str:

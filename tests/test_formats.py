@@ -487,10 +487,20 @@ CHAT = [{"messages": [{"role": "user", "content": "Hi!"}, {"role": "bot", "conte
 WANTED = ["user\nHi!\nbot\nHo"]
 
 
+BOLD = [{"text": ["so ", {"type": "bold", "text": "very"}, " cold"]}, {"text": "as it is"}, {"text": ""}]
+LINK = [{"text": [{"type": "text_link", "text": "here", "href": "x.org"}]}, *BOLD]
+PARTS = [{"type": "text", "text": "See:"}, {"type": "image", "url": "x.org"}, {"type": "text", "text": "A cat?"}]
+ASKED = [{"role": "user", "content": PARTS}, {"role": "bot", "content": "Yes."}]
+
+
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 @pytest.mark.parametrize(
     ("name", "content", "settings", "wanted"),
     [
+        ("telegram.jsonl", "\n".join(map(json.dumps, BOLD)), {}, ["so very cold", "as it is"]),
+        ("telegram.json", json.dumps(LINK), {}, ["here", "so very cold", "as it is"]),
+        ("parts.jsonl", "\n".join(map(json.dumps, ASKED)), {"text_field": "content"}, ["See:\nA cat?", "Yes."]),
+        ("asked.jsonl", json.dumps({"messages": ASKED}), {}, ["user\nSee:\nx.org\nA cat?\nbot\nYes."]),
         ("chat.jsonl", "\n".join(map(json.dumps, CHAT)), {}, WANTED),
         ("chat.json", json.dumps(CHAT), {}, WANTED),
         ("chat.jsonl", "\n".join(map(json.dumps, CHAT)), {"text_field": "messages"}, WANTED),
