@@ -631,7 +631,9 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
                 kind = kind.value_type
             if not any(is_text(kind) for is_text in _text_types(pa)):
                 fault = f": data.text_field={field} is not text ({kind})"
-                raise DataError(fault, "choose another column", value=file)
+                rows = content.iter_batches(batch_size=1, columns=[field]) if pa.types.is_nested(kind) else ()
+                remedies = (joining_parquet(file, row, field) for batch in rows for row in batch.to_pylist())
+                raise DataError(fault, next(filter(None, remedies), "choose another column"), value=file)
             number = 0
             for batch in content.iter_batches(batch_size=1024, columns=[field]):
                 for row in batch.to_pylist():
@@ -642,6 +644,19 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
     except pa.ArrowException as error:
         fault = f": the column {field} cannot be read ({first_line(error)})"
         raise DataError(fault, "copy or download it again, or leave it out", value=file) from error
+
+
+def joining_parquet(file: str, row: dict[str, Any], field: str) -> str:
+    """Return the step that makes JSON lines of the strings in a column; "" if a row has none."""
+    value = value_of(row, field)
+    if '"' not in json.dumps(value, default=str):
+        return ""
+    batches = f"parquet.ParquetFile(sys.argv[1]).iter_batches(columns=[{json.dumps(field)}])"
+    lines = 'json.dumps(row, default=str) + "\\n" for batch in batches for row in batch.to_pylist()'
+    program = f"import json, sys; from pyarrow import parquet; batches = {batches}; sys.stdout.writelines({lines})"
+    joins = shlex.quote(joined(path_of(row, field), value, field, field))
+    command = f"python -c {shlex.quote(program)} {shlex.quote(file)} | jq -c {joins}"
+    return f"{command} > {stem_of(file)}.lines.jsonl joins the strings in {field}"
 
 
 def _columns(pa: Any, schema: Any, outer: str = "") -> list[tuple[str, Any]]:

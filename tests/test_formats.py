@@ -321,6 +321,21 @@ def test_parquet_that_cannot_be_read_is_refused_with_its_column_and_without_a_ne
         read(file)
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_conversations_in_parquet_are_joined_by_the_command_that_is_named(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = tmp_path / "a chat.parquet"
+    parquet.write_table(pa.Table.from_pylist([{"messages": None, "id": 1}, *CHAT, *CHAT]), file)
+    with pytest.raises(DataError, match=r"data\.text_field=messages is not text \(list<.*>\): python ") as caught:
+        read(file, text_field="messages")
+    command = caught.value.remedy.removesuffix(" joins the strings in messages").replace("python", sys.executable, 1)
+    subprocess.run(["bash", "-c", command], check=True)
+    found = read(tmp_path / "a chat.lines.jsonl", text_field="messages")[0]
+    assert [text for text in found if text] == [*WANTED, *WANTED]
+
+
 # JSON
 
 
