@@ -35,7 +35,10 @@ BINARY = {
     "application/x-7z-compressed": ("a 7z archive", "unpack it by 7z x {file}, then give the folder"),
     "application/vnd.rar": ("a rar archive", "unpack it by unrar x {file}, then give the folder"),
     "application/vnd.apache.parquet": ("Parquet", "leave out data=text, or unpack it"),
-    "application/vnd.apache.arrow.file": ("an Arrow file", "save it as Parquet or JSON lines"),
+    "application/vnd.apache.arrow.file": (
+        "an Arrow file",
+        "data=hf data.name={folder} reads the folder of a data set that was saved; save another one as Parquet",
+    ),
     "git-lfs": ("a pointer of Git LFS in place of the file", "git -C {folder} lfs pull fetches the file"),
     "git-annex": ("a pointer of git-annex in place of the file", "git -C {folder} annex get {name} fetches the file"),
     "application/x-sqlite3": ("a SQLite database", "write its text to JSON lines or CSV"),
@@ -56,6 +59,7 @@ STARTS = {
     b"/annex/objects/": "git-annex",
     b"{\\rtf": "application/rtf",
     b"%PDF-": "application/pdf",
+    b"\xff\xff\xff\xff": "application/vnd.apache.arrow.file",  # a stream, as the datasets library writes it
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "application/msword",
 }
 SHIFT_TO_KANJI = b"\x1b$"  # begins a word of ISO-2022-JP, whose bytes are all ASCII

@@ -61,6 +61,9 @@ FORMAT_OF_SOURCE = {
 OF_RUNS = (("config.yaml", "train.log"), ("leaderboard.csv", "leaderboard.md"))
 """The files by which the folder of a run is known, and that of a sweep."""
 
+OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
+"""The files that save_to_disk() of the datasets library writes beside those of the records, which end in .arrow."""
+
 LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells its remedy)"
 
 SPLIT_WORD = re.compile(r"(?i)(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|held_?out)(?![a-z])")
@@ -460,7 +463,10 @@ def _dataset_records(config: DataConfig) -> Iterator[Record]:
     settings = f"data.name={config.name}, data.subset={format_value(config.subset)}, data.split={config.split}"
     place = user_path("data.name", str(config.name))
     try:
-        records = datasets.load_dataset(str(place), name=config.subset, split=config.split, streaming=True)
+        if (place / "state.json").is_file():  # by save_to_disk(); load_dataset() reads a folder of such folders alone
+            records = datasets.load_from_disk(str(place))
+        else:
+            records = datasets.load_dataset(str(place), name=config.subset, split=config.split, streaming=True)
         for number, record in enumerate(records, start=1):
             yield Record(f"{settings}:", f"record {number}", record)
     except Exception as error:  # the library raises errors of all layers below it
@@ -473,9 +479,9 @@ def _dataset_records(config: DataConfig) -> Iterator[Record]:
 def find_files(path: str, format: str = "text", setting: str = "data.path") -> Files:
     """Return the regular files that a setting names: a file, a folder's or a glob's.
 
-    Leaves out a folder's hidden files, and the runs and sweeps within it. format: one of FORMATS; if it is not text, of
-    a folder the files whose endings name it, or if there are none, those whose content is of it. Raises SettingsError
-    if there are no files.
+    Leaves out a folder's hidden files, the runs and sweeps within it, and OF_DATASETS beside others. format: one of
+    FORMATS; if it is not text, of a folder the files whose endings name it, or if there are none, those whose content
+    is of it. Raises SettingsError if there are no files.
     """
 
     def fail(error: OSError) -> None:  # os.walk() would pass over a closed folder
@@ -494,6 +500,8 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
             found = [file for file in walked if not any(part[0] == "." for part in file.relative_to(root).parts)]
         elif not root.exists():
             found = matches(root)
+        if any(file.suffix == ".arrow" for file in found):
+            found = [file for file in found if file.name not in OF_DATASETS]
         files = sizes_of(found)
         if root.is_dir() and format != "text":
             named = {file: status for file, status in files.items() if is_named(file, format)}

@@ -210,6 +210,8 @@ KINDS = {
         "a pointer of git-annex in place of the file",
         "annex get ",
     ),
+    "table.arrow": (b"ARROW1\0\0\xff\xff\xff\xff" + bytes(60), "an Arrow file", "data=hf data.name="),
+    "stream.arrow": (b"\xff\xff\xff\xff\xa0\1\0\0" + bytes(60), "an Arrow file", "data=hf data.name="),
     "song.ogg": (b"OggS\0\2" + bytes(60), "a sound", "give a file of text"),
     "weights.pt": (b"\x80\4\x95" + bytes(600), "not text but binary", "give a file of text"),
 }

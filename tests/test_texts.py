@@ -357,6 +357,27 @@ def test_the_files_of_a_local_dataset_are_named_by_their_format(monkeypatch, tmp
     assert source.describe() == f"dataset {tmp_path}, split train: 1 JSON lines file, 2 documents, 32 B"
 
 
+@pytest.mark.parametrize("pattern", ["", "*", "**"])
+def test_a_saved_dataset_is_refused_as_what_it_is_and_its_other_files_are_no_texts(tmp_path, pattern):
+    """They were learned: the features of the data set, in JSON."""
+    for name in ("dataset_info.json", "state.json"):
+        (tmp_path / name).write_text('{\n "features": {}\n}')
+    (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"\xff\xff\xff\xff" + bytes(60))
+    with pytest.raises(DataError, match=f"is an Arrow file: data=hf data.name={tmp_path} reads the folder"):
+        read(Source(DataConfig(path=str(tmp_path / pattern))))
+    (tmp_path / "data-00000-of-00001.arrow").unlink()
+    assert len(read(Source(DataConfig(path=str(tmp_path))))) == 2, "such names alone say nothing"
+
+
+def test_a_saved_dataset_is_read_by_data_hf(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    records = datasets.Dataset.from_dict({"text": ["one", "two"], "id": [1, 2]})
+    records.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": records, "test": records.select([1])}).save_to_disk(tmp_path / "several")
+    for name, split, wanted in (("one", "train", ["one", "two"]), ("several", "test", ["two"])):
+        assert read(Source(DataConfig(source="hf", name=str(tmp_path / name), split=split))) == wanted
+
+
 @pytest.mark.parametrize(
     ("load_dataset", "message"),
     [
