@@ -11,6 +11,7 @@ import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -75,6 +76,7 @@ SAMPLE = 1 << 16  # bytes that chardet is given
 # A file with fewer bytes that are not UTF-8, in all or in a thousand, is a damaged one, not one of another encoding.
 FEWEST = 4
 FEWEST_IN_1000 = 2
+FEWEST_TWICE = 3  # letters that were UTF-8 of UTF-8; one may be meant, as É and a blank that does not break
 MOST = 0.1  # share of broken bytes from which on a file is no text
 # Most text that is not UTF-8 is Windows-1252. It is taken if chardet finds it this much as likely as its first guess.
 ALMOST = 0.75
@@ -262,6 +264,21 @@ def piped(file: str, command: str) -> str:
         return command
     unpack = unpacking(file)
     return f"{unpack} {shlex.quote(file)} | {command}" if unpack else f"{command} < {shlex.quote(file)}"
+
+
+def read_as(text: str) -> str:
+    """Return iconv's name of the encoding as which UTF-8 was read, so that é became Ã©; "" if it was not.
+
+    It is one in which all letters of the text are bytes, and these are UTF-8 of some letters.
+    """
+    if text.isascii():
+        return ""
+    for codec, name in (("latin-1", "ISO-8859-1"), ("cp1252", "CP1252")):
+        with suppress(UnicodeError):
+            meant = text.encode(codec).decode()
+            if len(re.findall(r"[^\x00-\x7f]", meant)) >= FEWEST_TWICE:
+                return name
+    return ""
 
 
 def decode_text(name: str, content: bytes) -> tuple[str, Damage | None]:

@@ -25,7 +25,7 @@ from common.errors import DataError, first_line, format_value, naming
 from common.files import reading, replacing, user_path
 from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
-from data.encoding import Damage, NotText, check_text
+from data.encoding import Damage, NotText, check_text, read_as
 from data.formats import (
     FORMATS,
     MARK,
@@ -318,6 +318,8 @@ class Source:
                     self._note(f"Records with byte order marks in {field}, which the model learns", 1, where)
                 if "\0" in text:
                     self._note(f"Records with NULs in {field}, which the model learns", 1, where)
+                lines = {"jsonl": "jq -c . FILE | ", "json": "jq -c '.[]' FILE | "}.get(format, "")  # without escapes
+                self._note_read_as(text, f"Records with {field}", where, lines)
                 yield from self._divided([text])
             else:
                 raise without_text(record, field, format)
@@ -325,7 +327,7 @@ class Source:
     def _blocks(self, file: str) -> Iterator[str]:
         """Yield the text of a file in blocks."""
         with opened_text(file) as stream:
-            is_noted = has_mark = False
+            is_noted = is_noted_as = has_mark = False
             while block := stream.read(LONGEST):
                 # They are read as they are, but rarely meant to be learned.
                 if "\r" in block and not is_noted:
@@ -337,7 +339,20 @@ class Source:
                         f"Files with byte order marks within the text, which the model learns (to remove: {removing})"
                     )
                     self._note(fact, 1, file)
+                if not is_noted_as:  # the last letter may go on in the next block
+                    is_noted_as = self._note_read_as(block[: block.rfind(" ") + 1] or block, "Files", file)
                 yield replace_surrogates(block)[0]
+
+    def _note_read_as(self, text: str, noun: str, where: str, before: str = "") -> bool:
+        """Note a text in UTF-8 that was read in another encoding; return whether it was.
+
+        before: the command whose output is converted.
+        """
+        encoding = read_as(text)
+        if encoding:
+            fact = f"{noun} in UTF-8 that was read as {encoding}, such as Ã© for é, which the model learns"
+            self._note(f"{fact} (to convert: {before}iconv -f UTF-8 -t {encoding})", 1, where)
+        return bool(encoding)
 
     def _note_line_ends(self, block: str, file: str) -> bool:
         """Note line ends of Windows or old Macs in a file; return whether it has any."""

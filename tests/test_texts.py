@@ -590,3 +590,47 @@ def test_runs_and_sweeps_within_a_folder_are_no_part_of_its_text(train_config, t
     assert any("step 2" in text for text in read(of_path(run / "train.log")))
     assert f"{run}/train.log" in {os.path.relpath(file) for file in of_path(run).files}
     assert {os.path.relpath(file) for file in of_path("multirun/*/*.csv").files} == {f"{sweep}/leaderboard.csv"}
+
+
+TWICE = [
+    ("Déjà vu, naïve Straße", "latin-1", "ISO-8859-1"),
+    ("日本語のテキスト 😠", "latin-1", "ISO-8859-1"),
+    ("“Déjà vu – she said…", "cp1252", "CP1252"),
+]
+
+
+@pytest.mark.parametrize(("text", "codec", "name"), TWICE)
+@pytest.mark.parametrize("ending", ["txt", "jsonl", "json", "csv"])
+def test_utf8_that_was_read_in_another_encoding_is_told_with_the_command_that_mends_it(
+    tmp_path, text, codec, name, ending
+):
+    """So write Facebook's exports, and programs that take UTF-8 for Latin-1."""
+    wrong = text.encode().decode(codec)
+    file = tmp_path / f"a.{ending}"
+    contents = {
+        "txt": wrong + "\n" + "plain words\n" * (LONGEST // 6) + wrong,
+        "jsonl": json.dumps({"text": wrong}) + "\n" + json.dumps({"text": "plain"}),
+        "json": json.dumps([{"text": wrong}, {"text": "plain"}]),
+        "csv": f'text\n"{wrong}"\nplain\n',
+    }
+    file.write_text(contents[ending], encoding="utf-8")
+    source = Source(DataConfig(path=str(file)))
+    read(source)
+    (note,) = [line for line in source.note_lines() if "such as Ã© for é" in line]
+    command = re.search(r"to convert: (.*?)\)", note)[1]
+    assert f"was read as {name}" in note and command.endswith(f"iconv -f UTF-8 -t {name}")
+    if shutil.which("jq") and shutil.which("iconv"):
+        piped = command.replace("FILE", str(file)) if "FILE" in command else f"{command} {file}"
+        made = subprocess.run(["bash", "-c", piped], capture_output=True, check=True).stdout
+        mended = tmp_path / f"mended.{'jsonl' if ending == 'json' else ending}"
+        mended.write_bytes(made)
+        assert "".join(read(Source(DataConfig(path=str(mended))))).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["Déjà vu", "SÃO PAULO", "é became Ã©", "Straße", "LE CAFÉ\xa0!", "CAFÉ…", "£5 ± 1", "plain"]
+)
+def test_letters_that_are_meant_are_not_taken_for_such(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+    source = Source(DataConfig(path=str(tmp_path)))
+    assert read(source) == [text] and not source.note_lines()
