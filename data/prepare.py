@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from tiktoken import Encoding
 
 from common.console import progress_bar
-from common.errors import DataError, first_line
+from common.errors import DataError, SettingsError, first_line
 from common.files import (
     UNFINISHED,
     is_locked,
@@ -62,6 +62,8 @@ WORD_SEPARATOR = 0
 # Bytes of a split's tokens by which texts are told apart, and those of a piece of them.
 HASHED = 1 << 24
 HASHED_AT_ONCE = 1 << 16
+# Tokens of a text that is compared with one that a model has learned, which takes 3 s.
+MOST_LEARNED = 1 << 24
 # Tokens of the longest training text in which passages of its own held-out text are looked for, by some 30 bytes each.
 MOST_COMPARED = 1 << 21
 # The largest share of the validation text for one document and its copies, lest it decide the loss.
@@ -158,6 +160,20 @@ def prepared_bytes(data: DataConfig, name: str) -> int:
     Raises OSError if there are none.
     """
     return (tokens_root(data) / name / "train.bin").stat().st_size
+
+
+def learned_share(data: DataConfig, name: str, tokens: np.ndarray, tokenizer: Encoding) -> float:
+    """Return the share of a text, tokens (N,), that the training text in the folder `name` of the cache has too.
+
+    It is 0 if that is not there or has another tokenizer's tokens, or if either has more than MOST_LEARNED.
+    """
+    learned = None
+    with suppress(SettingsError, OSError):  # a note ends nothing
+        if len(tokens) <= MOST_LEARNED and prepared_bytes(data, name) <= 4 * MOST_LEARNED:
+            learned = prepared(data, name)
+    if learned is None or len(learned.train) > MOST_LEARNED or not same_tokens(learned.tokenizer, tokenizer):
+        return 0.0
+    return overlap(learned.train, tokens, tokenizer.eot_token, passage_length(tokenizer))
 
 
 def map_folder(folder: Path, encoding: Encoding | None, text: str, *, document_mask: bool) -> TokenDataset:

@@ -17,8 +17,7 @@ from common.settings import build
 from common.text import flat
 from data.batches import Batch, sequences_at
 from data.config import DataConfig, TokenizerConfig, check_source
-from data.overlap import overlap, passage_length
-from data.prepare import TOLD_SHARE, prepare, prepared, prepared_bytes
+from data.prepare import TOLD_SHARE, learned_share, prepare, prepared
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
@@ -31,7 +30,6 @@ PASS_TOKENS = 16_384  # in one forward pass
 # The settings that name a text, and those that choose the part of it that is held out.
 OF_TEXT = ("source", "path", "name", "subset", "split", "tales")
 OF_SPLIT = ("val_fraction", "val_path", "separator", "text_field")
-MOST_LEARNED = 1 << 24  # tokens of a text that is compared with the one that a run has learned, which takes 3 s
 BLOCK_BYTES = 1000  # of text in a block of the comparison: enough for blocks to be nearly independent
 
 
@@ -219,7 +217,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
     # A run's own validation split was compared with its text when that was prepared.
     own = None if text.is_given else owner.meta.data
     for checkpoint, ids in zip(checkpoints, tokens, strict=True):
-        share = learned_share(checkpoint, ids) if checkpoint.meta.data != own else 0
+        share = share_learned_by(checkpoint, ids) if checkpoint.meta.data != own else 0
         if share >= TOLD_SHARE:
             notes.append(f"{share:.0%} of this text is in the text that {checkpoint.path} has learned")
     return Text(description, tokens, notes)
@@ -241,21 +239,13 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
     )
 
 
-def learned_share(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
-    """Return the share of a text, tokens (N,) of a checkpoint, that its run has learned.
-
-    It is 0 if the tokens that the run prepared are not here, or if either has more than MOST_LEARNED.
-    """
-    if not trained_here(checkpoint) or len(tokens) > MOST_LEARNED:
-        return 0.0
-    data = None
-    with suppress(SettingsError, OSError), readable(checkpoint.path):  # a note ends no scoring
-        config = build(DataConfig, flat(checkpoint.meta.config["data"]))
-        if prepared_bytes(config, checkpoint.meta.data) <= 4 * MOST_LEARNED:
-            data = prepared(config, checkpoint.meta.data)
-    if data is None or len(data.train) > MOST_LEARNED or not same_tokens(data.tokenizer, checkpoint.tokenizer):
-        return 0.0
-    return overlap(data.train, tokens, checkpoint.tokenizer.eot_token, passage_length(checkpoint.tokenizer))
+def share_learned_by(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
+    """Return the share of a text, tokens (N,) of a checkpoint, that its run has learned; 0 if that is not known."""
+    if trained_here(checkpoint):
+        with suppress(SettingsError), readable(checkpoint.path):
+            data = build(DataConfig, flat(checkpoint.meta.config["data"]))
+            return learned_share(data, checkpoint.meta.data, tokens, checkpoint.tokenizer)
+    return 0.0
 
 
 def trained_here(checkpoint: Checkpoint) -> bool:

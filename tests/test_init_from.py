@@ -1,5 +1,6 @@
 """Fine-tuning: a new run that begins with another's weights, shape and tokenizer."""
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -317,3 +318,22 @@ def test_parts_that_cannot_be_frozen_are_refused_with_those_that_can(other_text,
     wanted = re.escape(f"freeze=[{','.join(parts)}] {message}")
     with pytest.raises(SettingsError, match=wanted), open_run(replace(other_text, freeze=parts)):
         pass
+
+
+@pytest.mark.slow
+def test_a_text_that_grew_and_holds_out_what_was_learned_before_is_told(train_config, tmp_path, caplog):
+    file = tmp_path / "grows.jsonl"
+    texts = [json.dumps({"text": f"{number} " + "words " * (number * 7 % 37)}) for number in range(400)]
+    file.write_text("\n".join(texts[:300]))
+    config = replace(train_config, data=replace(train_config.data, path=str(file)), max_steps=2, sample_tokens=0)
+    train(config)
+    file.write_text("\n".join(texts))
+    said = r"\d\d% of what is held out is in the text that the model has learned before: data.val_path= holds out"
+    for again in (dict(init_from=config.run_dir, run_dir=str(tmp_path / "other")), dict(resume=config.run_dir)):
+        caplog.clear()
+        train(replace(config, **again, max_steps=3, allow_changes=True))
+        assert re.search(said, caplog.text), again
+    # Not if the text is the same.
+    caplog.clear()
+    train(replace(config, resume=config.run_dir, max_steps=4))
+    assert "learned before" not in caplog.text

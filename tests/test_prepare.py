@@ -796,3 +796,22 @@ def test_files_and_records_without_text_are_told(tmp_path):
         line.startswith("Files without text: 2, first in ") and "b.txt" in line and "c.txt" in line for line in lines
     )
     assert any(line.startswith("Records without text in text: 2, first in ") for line in lines)
+
+
+@pytest.mark.slow
+def test_the_share_of_a_grown_text_that_was_learned_before_is_that_of_its_documents(tmp_path):
+    """A text that grows holds out other documents: longer ones may be held out of a longer text."""
+    texts = ["".join(f"{number}.{word} " for word in range(3 + number * 7 % 20)) for number in range(400)]
+    first = prepared(tmp_path, write_jsonl(tmp_path / "text.jsonl", texts[:300]))
+    grown = prepared(tmp_path, write_jsonl(tmp_path / "grown.jsonl", texts))
+    held_out = documents(grown, grown.val)
+    learned = {*documents(first, first.train)} & {*held_out}
+    wanted = sum(map(len, learned)) / sum(map(len, held_out))
+    assert wanted > 0.1, "the case"
+    data = DataConfig(cache_dir=str(tmp_path / "cache"))
+    share = prepare.learned_share(data, first.fingerprint, np.asarray(grown.val[:]), grown.tokenizer)
+    assert share == pytest.approx(wanted, abs=1e-9)
+    # What is not known is nothing.
+    assert prepare.learned_share(data, "text-0123456789abcdef", np.asarray(grown.val[:]), grown.tokenizer) == 0
+    with mock.patch.object(prepare, "MOST_LEARNED", 100):
+        assert prepare.learned_share(data, first.fingerprint, np.asarray(grown.val[:]), grown.tokenizer) == 0

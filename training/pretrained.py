@@ -17,7 +17,7 @@ from model.attention import SETTINGS, MultiHeadAttention, layer_class
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.weights import load_weights, plain_weights
-from runs.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_settings
+from runs.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_meta, read_settings
 from runs.resume import WITHOUT_WEIGHTS
 from training.config import TrainConfig
 
@@ -60,6 +60,14 @@ def pretrained_config(where: str) -> GPTConfig:
         if name:
             return read_config(name)
         return first_intact(find_checkpoints(where), read_settings)
+
+
+def pretrained_text(where: str | None) -> str:
+    """Return the fingerprint of the tokens that init_from's model has learned; "" if it is not of a run of ours."""
+    if not where or name_of_theirs(where):
+        return ""
+    with naming("init_from", where):
+        return first_intact(find_checkpoints(where), read_meta, lambda problem: None).data  # told as it was opened
 
 
 def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:

@@ -14,6 +14,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -25,7 +26,7 @@ from common.files import os_errors_named, replace_text, user_path
 from common.settings import from_arguments
 from common.text import si
 from data.batches import Dataset, TokenDataset
-from data.prepare import prepare
+from data.prepare import TOLD_SHARE, learned_share, prepare
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
@@ -56,7 +57,7 @@ from training.evaluation import first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, process_kept, seed_generators
 from training.optimizer import load_optimizer_state, optimizer_state
-from training.pretrained import open_pretrained
+from training.pretrained import open_pretrained, pretrained_text
 from training.run import Run, rank_batch_size, steps_to_take
 from training.threads import is_fork, threads_of_run
 from training.wandb import check_key
@@ -139,6 +140,8 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
             # The text has changed, as it may with allow_changes=true. The weights know the tokens of the old one.
             encoding = read_tokenizer(saved.path / TOKENIZER)
             data = open_data(config, encoding, prepares=ranks.local_rank == 0)
+    if ranks.is_first:
+        tell_learned(config, data, saved.meta.data if saved else pretrained_text(config.init_from))
     config = with_vocabulary(config, data.vocab_size)
     refuse_too_large(config, device, ranks)
 
@@ -171,6 +174,15 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         restore(run, saved)
         check_end(run)
     return run
+
+
+def tell_learned(config: TrainConfig, data: Dataset, before: str) -> None:
+    """Tell which share of what is held out the model has learned before, from tokens of another fingerprint."""
+    if isinstance(data, TokenDataset) and before not in ("", data.fingerprint):
+        share = learned_share(config.data, before, np.asarray(data.val[:]), data.tokenizer)
+        if share >= TOLD_SHARE:
+            fact = f"{share:.0%} of what is held out is in the text that the model has learned before"
+            log.warning("%s: data.val_path= holds out another one.", fact)
 
 
 def tell_rates(optimizer: OptimizerConfig) -> None:
