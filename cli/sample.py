@@ -28,7 +28,7 @@ from runs.checkpoint import Checkpoint, open_checkpoint
 from runs.plugins import run_code
 from training.device import choose_device, decoding_precision, memory_errors
 
-HELP = """Type a prompt and the model continues it; an empty line continues the last text.
+HELP = """Type a prompt and the model continues it, without what was before; an empty line continues the last text.
 A line that ends in \\ continues in the next one.
 Ctrl-C stops the text, Ctrl-D or /quit ends the session.
 //text is a prompt that begins with a slash. /temperature 0.5 changes a setting for the next texts. The settings:"""
