@@ -305,6 +305,20 @@ def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
             raise DataError(f"{place} is not a JSON object", "write each record as {...}", value=source)
 
 
+def records_within(file: str) -> str:
+    """Return the path in jq of the longest list of objects in a JSON object; "" if it has none."""
+    with opened_text(file) as stream, suppress(ValueError, RecursionError):
+        whole = json.loads(stream.read(LARGEST_ARRAY), parse_int=whole_number)
+        lists = {
+            name: len(value)
+            for name, value in (whole.items() if isinstance(whole, dict) else ())
+            if isinstance(value, list) and value and all(isinstance(each, dict) for each in value)
+        }
+        if lists:
+            return f"{path_of(whole, max(lists, key=lambda name: lists[name]))}[]"
+    return ""
+
+
 def record_parser(field: str) -> Callable[[str], Any]:
     """Return json.loads(), but for an object that has `field` twice, or a part of its name.
 

@@ -36,6 +36,7 @@ from data.formats import (
     is_named,
     opened_text,
     records_of,
+    records_within,
     refuse_excels_line,
     value_of,
     without_text,
@@ -290,7 +291,11 @@ class Source:
             fact = "Files of records by their content alone (data=text reads all as text)"
             self._note(fact, 1, f"{file} (a {noun})")
         elif found.name == "text" and is_named(file, "json"):
-            self._note("JSON files without a list of records, read as they are (jq makes JSON lines of one)", 1, file)
+            path = records_within(file)
+            command = f"jq -c {shlex.quote(path)} FILE > LINES.jsonl" if path else "jq"
+            self._note(
+                f"JSON files without a list of records, read as they are ({command} makes JSON lines of one)", 1, file
+            )
 
     def _texts_of(self, records: Iterable[Record], format: str = "") -> Iterator[Iterable[str]]:
         """Yield the documents of records; one whose text is null has none.
@@ -318,8 +323,9 @@ class Source:
                     self._note(f"Records with byte order marks in {field}, which the model learns", 1, where)
                 if "\0" in text:
                     self._note(f"Records with NULs in {field}, which the model learns", 1, where)
-                lines = {"jsonl": "jq -c . FILE | ", "json": "jq -c '.[]' FILE | "}.get(format, "")  # without escapes
-                self._note_read_as(text, f"Records with {field}", where, lines)
+                # Lines of JSON without escapes, which iconv does not see; a table of Parquet is no text.
+                written = {"jsonl": "jq -c . FILE | iconv", "json": "jq -c '.[]' FILE | iconv", "csv": "iconv"}
+                self._note_read_as(text, f"Records with {field}", where, written.get(format, ""))
                 yield from self._divided([text])
             else:
                 raise without_text(record, field, format)
@@ -343,15 +349,16 @@ class Source:
                     is_noted_as = self._note_read_as(block[: block.rfind(" ") + 1] or block, "Files", file)
                 yield replace_surrogates(block)[0]
 
-    def _note_read_as(self, text: str, noun: str, where: str, before: str = "") -> bool:
+    def _note_read_as(self, text: str, noun: str, where: str, iconv: str = "iconv") -> bool:
         """Note a text in UTF-8 that was read in another encoding; return whether it was.
 
-        before: the command whose output is converted.
+        iconv: the command that converts it, "" for none.
         """
         encoding = read_as(text)
         if encoding:
             fact = f"{noun} in UTF-8 that was read as {encoding}, such as Ã© for é, which the model learns"
-            self._note(f"{fact} (to convert: {before}iconv -f UTF-8 -t {encoding})", 1, where)
+            fact += f" (to convert: {iconv} -f UTF-8 -t {encoding})" * bool(iconv)
+            self._note(fact, 1, where)
         return bool(encoding)
 
     def _note_line_ends(self, block: str, file: str) -> bool:

@@ -477,6 +477,17 @@ def test_json_that_holds_no_records_is_read_as_it_is_and_named(tmp_path):
     assert source.note_lines()[0].endswith(f": 1, first in {tmp_path}/settings.json.")
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_the_command_for_an_object_of_json_makes_lines_of_its_longest_list_of_records(tmp_path):
+    """So are the exports of chats: participants and messages."""
+    whole = {"title": ["a"], "participants": [{"name": "Zoë"}], "my messages": [{"text": text} for text in STORIES]}
+    (tmp_path / "chat.json").write_text(json.dumps(whole, indent=1))
+    source = read(tmp_path / "chat.json")[1]
+    command = re.search(r"\((jq .*) makes JSON lines", source.note_lines()[0])[1]
+    subprocess.run(["bash", "-c", command.replace("FILE", "chat.json")], check=True, cwd=tmp_path)
+    assert read(tmp_path / "LINES.jsonl")[0] == STORIES
+
+
 NESTED = [{"id": 1, "content": {"text": "one", "of": None}}, {"content": None}, {"content": {"text": "two"}}]
 
 
