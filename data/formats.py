@@ -350,8 +350,8 @@ def json_mistake(text: str, error: ValueError | RecursionError) -> tuple[int, st
 
     The text around the place decides: the messages of Python differ between its versions.
     """
-    if not isinstance(error, json.JSONDecodeError):
-        return 0, str(error), "fix it or leave it out"
+    if not isinstance(error, json.JSONDecodeError):  # a RecursionError
+        return 0, "its brackets are nested too deeply for Python", "fix it or leave it out"
     before = text[: error.pos].rstrip()
     rest = text[error.pos :].lstrip()
     if before.endswith(",") and rest[:1] in ("]", "}"):  # to Python 3.12

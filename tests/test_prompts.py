@@ -188,6 +188,9 @@ def test_strings_in_json_lines_are_prompts_and_quoted_lines_of_a_text_are_not(tm
         assert [prompt["prompt"] for prompt in read_prompts(str(tmp_path / name))] == expected
 
 
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -204,6 +207,12 @@ def test_strings_in_json_lines_are_prompts_and_quoted_lines_of_a_text_are_not(tm
         ("a.jsonl", '{"prompt": "a"},\n{"prompt": "b"}\n', "a.jsonl line 1 is not JSON (it ends in a comma): sed"),
         ("a.jsonl", "{'prompt': 'a'}\n", "a.jsonl line 1 is not JSON (values as Python prints them): write"),
         ("a.jsonl", "Once upon\n", "a.jsonl line 1 is not JSON (Expecting value"),
+        pytest.param(
+            "a",
+            f'{{"prompt": "a", "x": {DEEP}}}\n',
+            "a line 1 is not JSON (its brackets are nested too deeply for Python)",
+            id="deep",
+        ),
         ("a.json", '[\n{"prompt": "a"},\n]\n', "a.json line 2 is not JSON (a comma after the last value): remove"),
         ("a.json", '{\n"prompts": ["a", "b"]\n}\n', "a.json line 1 is not JSON (it ends within a record): jq -c ."),
     ],
