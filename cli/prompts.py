@@ -61,7 +61,7 @@ def read_text(setting: str, where: str) -> str:
     return text
 
 
-def in_utf8(prompts: Sequence[Prompt]) -> list[Prompt]:
+def as_utf8(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return prompts with U+FFFD for what is not UTF-8, and tell of it.
 
     A shell's bytes and JSON's escapes may be lone surrogates, which no text in UTF-8 has.

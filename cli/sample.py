@@ -7,7 +7,7 @@ from dataclasses import fields
 import tiktoken
 
 from cli.prompts import (
-    in_utf8,
+    as_utf8,
     is_greedy,
     read_prompts,
     read_text,
@@ -40,7 +40,7 @@ def write_samples(config: SampleConfig) -> None:
     device = choose_device(config.device)
     # Read the prompt first: its mistakes need not wait for the model.
     prompt = read_text("prompt_file", config.prompt_file) if config.prompt_file else config.prompt
-    prompts = in_utf8(read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}])
+    prompts = as_utf8(read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}])
     texts = [each["prompt"] for each in prompts]
     tell_literal(texts, config.prompt)
     tell_line_ends(texts, config.prompt_file)
@@ -140,7 +140,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
             if line.startswith("/") and not line.startswith("//"):
                 config = run_line(line[1:], config)
             else:
-                prompt = in_utf8([{"prompt": line.removeprefix("/") if line else text}])[0]["prompt"]
+                prompt = as_utf8([{"prompt": line.removeprefix("/") if line else text}])[0]["prompt"]
                 tell_joined(checkpoint.tokenizer, [line])
                 text = prompt + print_samples(checkpoint.model, checkpoint.tokenizer, config, prompt)
         except SettingsError as error:

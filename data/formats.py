@@ -779,7 +779,9 @@ def joined(path: str, value: Any, name: str, field: str) -> str:
     if name == field and any(isinstance(part.get("text"), str) for part in parts):
         # Words of another type within a text, such as Telegram's bold ones, or parts of a message, such as OpenAI's.
         strings = "arrays[], strings | objects.text, strings | strings"
-        separator = separator if any(part.get("type") == "text" for part in parts) else ""
+        types = {part.get("type") for part in parts}
+        is_one_sentence = len(parts) < len(value) or types - {None}
+        separator = "" if is_one_sentence and "text" not in types else separator
     elif '"type":' in json.dumps(value):  # such as that of each part
         strings = f"del(.. | objects | .type) | {strings}"
     return f'{{{json.dumps(field)}: [{path} | {strings}] | join("{separator}")}}'

@@ -291,7 +291,7 @@ class Source:
             fact = "Files of records by their content alone (data=text reads all as text)"
             self._note(fact, 1, f"{file} (a {noun})")
         elif found.name == "text" and is_named(file, "json"):
-            path = records_within(file)
+            path = records_within(file) if len(self.files) == 1 else ""
             command = f"jq -c {shlex.quote(path)} FILE > LINES.jsonl" if path else "jq"
             self._note(
                 f"JSON files without a list of records, read as they are ({command} makes JSON lines of one)", 1, file

@@ -526,6 +526,7 @@ ASKED = [{"role": "user", "content": PARTS}, {"role": "bot", "content": "Yes."}]
         ("telegram.jsonl", "\n".join(map(json.dumps, BOLD)), {}, ["so very cold", "as it is"]),
         ("telegram.json", json.dumps(LINK), {}, ["here", "so very cold", "as it is"]),
         ("parts.jsonl", "\n".join(map(json.dumps, ASKED)), {"text_field": "content"}, ["See:\nA cat?", "Yes."]),
+        ("paragraphs.jsonl", json.dumps({"text": [{"text": "one"}, {"text": "two"}]}), {}, ["one\ntwo"]),
         ("asked.jsonl", json.dumps({"messages": ASKED}), {}, ["user\nSee:\nx.org\nA cat?\nbot\nYes."]),
         ("chat.jsonl", "\n".join(map(json.dumps, CHAT)), {}, WANTED),
         ("chat.json", json.dumps(CHAT), {}, WANTED),
