@@ -391,6 +391,7 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
                 "has numbers of rows without a name in its first line", f"{command} names them", value=source
             )
     if field not in names:
+        refuse_blanks(lines, source, delimiter, 1)  # quotes after them are letters of a name
         error = missing_field(source, field, names)
         error.remedy += f"; if line 1 is a record and names no columns, {with_names(lines, source, field)}"
         raise error

@@ -811,12 +811,15 @@ def test_a_table_whose_rows_begin_with_their_numbers_is_refused_with_the_command
     assert read(named)[0] == STORIES
 
 
+@pytest.mark.parametrize("name", ["text", '"text"'])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_a_table_with_blanks_after_its_delimiters_is_refused_with_the_command_that_leaves_them_out(tmp_path, delimiter):
+def test_a_table_with_blanks_after_its_delimiters_is_refused_with_the_command_that_leaves_them_out(
+    tmp_path, delimiter, name
+):
     """They were learned, with the quotes after them."""
     quoted = ['"' + story.replace('"', '""') + '"' for story in STORIES]
     file = tmp_path / "my table.csv"
-    file.write_text("".join(f"{a}{delimiter} {b}\n" for a, b in [("id", "text"), *enumerate(quoted)]))
+    file.write_text("".join(f"{a}{delimiter} {b}\n" for a, b in [("id", name), *enumerate(quoted)]))
     with pytest.raises(DataError, match="has blanks after its (commas|semicolons|tabs): ") as caught:
         read(file)
     command = caught.value.remedy.removesuffix(" leaves them out").replace("python", sys.executable)
