@@ -187,6 +187,8 @@ def checked_prompt(record: Record) -> Prompt:
     if not isinstance(prompt.get("prompt"), str):
         remedy = 'write it as {"prompt": "Once upon a time"}'
         raise DataError(f"{place} has no text in the field prompt", remedy, value=source)
+    if prompt.get("seed", 0) is None:  # as programs write an empty cell
+        prompt = {name: value for name, value in prompt.items() if name != "seed"}
     seed = prompt.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
         remedy = "choose a whole number from 0 on, or leave it out"

@@ -83,6 +83,8 @@ def test_results_alone_are_of_one_prompt_and_prompts_alone_go_to_standard_output
     assert [result["seed"] for result in one] == [1, 2, 3] and {result["prompt"] for result in one} == {"ab"}
     done = run_here("sample.py", *typed, "prompts=-", cwd=tmp_path, stdin="ab\n")
     assert json.loads(done.stdout) == one[0]
+    done = run_here("sample.py", *typed, "prompts=-", cwd=tmp_path, stdin='{"prompt": "ab", "seed": null}\n')
+    assert json.loads(done.stdout) == one[0]  # an empty cell, as in a table
 
 
 @pytest.mark.slow
