@@ -68,17 +68,22 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     # {1,3} matches the same, because nothing after it matches a digit.
     pattern = COUNTED.sub(r"\1", encoding._pat_str).replace(r"(?s:.)", r"[\s\S]")
 
-    # Everything else of their file.
+    # The special tokens, one name for each id, for theirs numbers a second name anew: an imported token that ends texts
+    # keeps its own. It also numbers anew from the end of the vocabulary on, unless that has the names.
+    ours_first = sorted(encoding._special_tokens.items(), key=lambda pair: pair[0] != END_OF_TEXT)
+    name_of = {token: text for text, token in ours_first}
+    end = name_of[encoding.eot_token]
+    named = {text: token for token, text in sorted(name_of.items())}
+    follow = [*named.values()] == [*range(len(ranks), len(ranks) + len(named))]
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    special = [
-        {"id": token, "content": text, "special": True} | plain
-        for text, token in sorted(encoding._special_tokens.items(), key=by_id)
-    ]
+    special = [{"id": token, "content": text, "special": True} | plain for text, token in named.items()]
+
+    # Everything else of their file.
     byte_level = {**BYTE_LEVEL, "trim_offsets": True, "use_regex": False}
     split = {**SPLIT, "pattern": {"Regex": pattern}}
-    begin = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
+    begin = {"SpecialToken": {"id": end, "type_id": 0}}
     first, second = ([begin, {"Sequence": {"id": name, "type_id": 0}}] for name in "AB")
-    end_of_text = {"id": END_OF_TEXT, "ids": [encoding.eot_token], "tokens": [END_OF_TEXT]}
+    end_of_text = {"id": end, "ids": [encoding.eot_token], "tokens": [end]}
     content = {
         "version": "1.0",
         "added_tokens": special,
@@ -87,23 +92,23 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
             "type": "TemplateProcessing",
             "single": first,
             "pair": first + second,
-            "special_tokens": {END_OF_TEXT: end_of_text},
+            "special_tokens": {end: end_of_text},
         },
         "decoder": byte_level,
         "model": {
             "type": "BPE",
             "ignore_merges": True,  # as in tiktoken, a piece that is a token stays whole
-            "vocab": ranks,
+            "vocab": ranks if follow else ranks | named,
             "merges": merges,
         },
     }
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block_size,
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "unk_token": END_OF_TEXT,  # as GPT-2's own has: no text has an unknown token, but converters read its name
-        "pad_token": END_OF_TEXT,
+        "bos_token": end,
+        "eos_token": end,
+        "unk_token": end,  # as GPT-2's own has: no text has an unknown token, but converters read its name
+        "pad_token": end,
         "padding_side": "left",  # on the right, padding would part a prompt from its continuation
         "model_input_names": ["input_ids", "attention_mask"],  # transformers 4 would add token_type_ids
         "clean_up_tokenization_spaces": False,
@@ -112,7 +117,7 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
     file = folder / "tokenizer.json"
     file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    _compare(encoding, file, "pip install -U tokenizers; if that does not help, choose another tokenizer")
+    _compare(encoding, file, "pip install -U tokenizers; if that does not help, choose another tokenizer", named)
 
 
 def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.Encoding:
@@ -153,6 +158,8 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
             names = ", ".join(added[:3]) + (f" and {len(added) - 3} others" if len(added) > 3 else "")
             log.warning("%s: its added tokens %s are read as ordinary text here, to other ids.", file, names)
 
+        _tell_borders(content, special, file)
+
         # tiktoken joins the pair of the lowest id first, so their merges must have that order.
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         order = [vocabulary[left + right] for left, right in pairs]
@@ -176,6 +183,32 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
             raise HuggingFaceError(fault, CHOOSE, value=file)
         _compare(encoding, file, CHOOSE)
     return encoding
+
+
+def _tell_borders(content: dict[str, Any], special: dict[str, int], file: Path) -> None:
+    """Warn of tokens that begin or end a text there, and not here."""
+    end = special[END_OF_TEXT]
+
+    # Their template may put another token before each text.
+    steps = content.get("post_processor") or {}
+    templates = [step for step in steps.get("processors", [steps]) if step.get("type") == "TemplateProcessing"]
+    begins = [
+        piece["SpecialToken"]["id"] for step in templates for piece in step["single"][:1] if "SpecialToken" in piece
+    ]
+    for name in begins:
+        if special.get(name) != end:
+            told = (
+                "%s: its texts begin with %s, here with the token that ends them: docs/interop.md has the lines for it."
+            )
+            log.warning(told, file, name)
+
+    # Their texts may end in several ways. generation_config.json goes before config.json.
+    files = [file.with_name(name) for name in ("generation_config.json", "config.json")]
+    named = [json.loads(read_foreign(each)).get("eos_token_id") for each in files if each.exists()]
+    ends = next((token for token in named if token is not None), end)
+    for name, token in special.items():
+        if token != end and token in (ends if isinstance(ends, list) else [ends]):
+            log.warning("%s: its texts end at %s too, here a text as others: set stop='%s'.", file, name, name)
 
 
 def _unmerged(vocabulary: dict[str, int], made: set[int], is_whole: bool) -> list[str]:
@@ -223,8 +256,8 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
     return pattern
 
 
-def _compare(encoding: tiktoken.Encoding, file: Path, remedy: str) -> None:
-    """Raise HuggingFaceError if the tokenizers library is installed and gives other ids."""
+def _compare(encoding: tiktoken.Encoding, file: Path, remedy: str, named: dict[str, int] | None = None) -> None:
+    """Raise HuggingFaceError if the tokenizers library is installed and gives other ids, also for these names."""
     with suppress(ImportError):
         from tokenizers import Tokenizer
 
@@ -235,6 +268,10 @@ def _compare(encoding: tiktoken.Encoding, file: Path, remedy: str) -> None:
         for text in SAMPLES:
             if theirs.encode(text, add_special_tokens=False).ids != encoding.encode_ordinary(text):
                 fault = f"gives {text!r} other ids than tiktoken does with its pattern and merges"
+                raise HuggingFaceError(fault, remedy, value=file)
+        for text, token in (named or {}).items():
+            if theirs.token_to_id(text) != token:
+                fault = f"gives {text} the id {theirs.token_to_id(text)} in place of {token}"
                 raise HuggingFaceError(fault, remedy, value=file)
 
 

@@ -261,3 +261,59 @@ def test_added_tokens_that_a_text_would_have_there_are_told(tmp_path, caplog):
     file.write_text(json.dumps(content), encoding="utf-8")
     read_tokenizer_json(tmp_path)
     assert "its added tokens <0>, <1>, <2> and 1 others are read as ordinary text here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "before, places",
+    [
+        (0, {END_OF_TEXT: 1}),  # cl100k_base and o200k_base leave an id free
+        (0, {END_OF_TEXT: 0, "<|prompt|>": 19}),
+        (0, {"<|begin|>": 0, "<|end|>": 1, END_OF_TEXT: 1, "<|turn|>": 2}),  # of an import, whose own name ends a text
+        (2, {END_OF_TEXT: -2, "<|turn|>": -1}),  # SmolLM's come first
+    ],
+)
+def test_special_tokens_keep_their_ids_and_have_one_name(before, places, bpe, tmp_path):
+    """The tokenizers library numbers them anew, unless they follow the other tokens with a name each."""
+    tokenizers = pytest.importorskip("tokenizers")
+    ranks = {token: rank + before for token, rank in bpe._mergeable_ranks.items()}
+    special = {name: place + (before or len(ranks)) for name, place in places.items()}
+    ours = tiktoken.Encoding("odd", pat_str=BPE_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    save_tokenizer_json(ours, tmp_path, 16)
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    names = special.keys() - ({END_OF_TEXT} if "<|end|>" in special else set())
+    assert {name: theirs.token_to_id(name) for name in names} == {name: special[name] for name in names}
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        assert theirs.token_to_id(settings[name]) == ours.eot_token, name
+    text = "A mask hides keys 1234."
+    assert theirs.encode(text).ids == [ours.eot_token, *ours.encode_ordinary(text)]
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ours.eot_token}))
+    back = read_tokenizer_json(tmp_path)
+    assert back._special_tokens == special and back.encode_ordinary(text) == ours.encode_ordinary(text)
+
+
+def test_tokens_that_begin_and_end_a_text_there_and_not_here_are_told(bpe, tmp_path, caplog):
+    """As those of Llama 3: the first has no place here, and one of several ends a text."""
+    special = {"<|begin|>": len(bpe._mergeable_ranks), "<|end|>": bpe.eot_token + 1, "<|turn|>": bpe.eot_token + 2}
+    tokens = dict(mergeable_ranks=bpe._mergeable_ranks, special_tokens=special | {END_OF_TEXT: special["<|end|>"]})
+    save_tokenizer_json(tiktoken.Encoding("odd", pat_str=BPE_PATTERN, **tokens), tmp_path, 16)
+    ends = {"eos_token_id": special["<|end|>"]}
+    (tmp_path / "config.json").write_text(json.dumps(ends))
+    read_tokenizer_json(tmp_path)
+    assert not caplog.records  # both borders are <|end|>, as here
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["post_processor"]["single"][0]["SpecialToken"]["id"] = "<|begin|>"
+    content["post_processor"]["special_tokens"]["<|begin|>"] = {
+        "id": "<|begin|>",
+        "ids": [special["<|begin|>"]],
+        "tokens": ["<|begin|>"],
+    }
+    content["post_processor"] = {"type": "Sequence", "processors": [content["post_processor"]]}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    more = {"eos_token_id": [special["<|turn|>"], special["<|end|>"]]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(more))
+    read_tokenizer_json(tmp_path)
+    first, second = caplog.messages
+    assert "its texts begin with <|begin|>, here with the token that ends them" in first
+    assert "its texts end at <|turn|> too, here a text as others: set stop='<|turn|>'" in second
