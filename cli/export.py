@@ -12,7 +12,7 @@ from common.errors import SettingsError, format_value, naming
 from common.files import user_path, writing
 from common.text import flat, si
 from generation.generate import generate_text
-from interop.card import PRIVATE, model_card
+from interop.card import PRIVATE, model_card, tokenizer_loader
 from interop.config import ExportConfig
 from interop.huggingface import find_folder, from_huggingface, to_huggingface, version_needed
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
@@ -83,7 +83,10 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: 
         command=shlex.join(["python", "train.py", *changed_settings(checkpoint)]),
     )
     (unfinished / "README.md").write_text(card, encoding="utf-8")
-    return [f"{checkpoint.path} is now {folder}, a {kind}."]
+    lines = [f"{checkpoint.path} is now {folder}, a {kind}."]
+    if (loader := tokenizer_loader(kind)) != "AutoTokenizer":
+        lines.append(f"AutoTokenizer of transformers 5 gives other ids for this class: {loader} gives ours.")
+    return lines
 
 
 def card_sample(checkpoint: Checkpoint) -> str:

@@ -23,10 +23,10 @@ A {kind} of {parameters:,} parameters for texts of up to {block_size:,} tokens, 
 With transformers {needed} or later:
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, {loader}
 
 model = AutoModelForCausalLM.from_pretrained("{name}")  # this folder, or its name on the hub
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+tokenizer = {loader}.from_pretrained("{name}")
 tokens = model.generate(**tokenizer("", return_tensors="pt"), max_new_tokens={new}, do_sample=True, temperature=0.8)
 print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 ```
@@ -37,10 +37,18 @@ print(tokenizer.decode(tokens[0], skip_special_tokens=True))
 """
 
 
-def model_card(sample: str, figures: dict[str, float], block_size: int, **values: object) -> str:
+def tokenizer_loader(kind: str) -> str:
+    """Return the class of transformers that reads an exported tokenizer as it is.
+
+    For a Qwen2 AutoTokenizer of transformers 5 takes Qwen's pattern and NFC, whatever tokenizer.json has.
+    """
+    return "PreTrainedTokenizerFast" if kind == "Qwen2ForCausalLM" else "AutoTokenizer"
+
+
+def model_card(sample: str, figures: dict[str, float], block_size: int, kind: str, **values: object) -> str:
     """Return the model card.
 
-    figures: the metrics of the latest evaluation.
+    figures: the metrics of the latest evaluation. kind: the name of the model's class.
     values: the other fields of CARD.
     """
     measured = "It was not evaluated."
@@ -50,4 +58,5 @@ def model_card(sample: str, figures: dict[str, float], block_size: int, **values
     # Indented after each line end of Markdown, so that it stays a block of code.
     block = "\n".join(f"    {line}" for line in re.split("\r\n|\r|\n", sample))
     new_tokens = min(200, block_size - 1)  # beside the <|endoftext|>
-    return CARD.format(sample=block, figures=measured, block_size=block_size, new=new_tokens, **values)
+    texts = {"sample": block, "figures": measured, "kind": kind, "loader": tokenizer_loader(kind)}
+    return CARD.format(block_size=block_size, new=new_tokens, **texts, **values)
