@@ -30,7 +30,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.rope import Rope
 from model.size import count_weights, without_weights
-from model.weights import check_weights, load_weights, plain_weights, save_file
+from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
 
 
 class Target(NamedTuple):
@@ -304,6 +304,7 @@ def to_huggingface(
     settings, or a weight is too large for float16.
     """
     check_weights(model)
+    check_choices(model, but=("attention_window",))  # which are written as the layers have them
     dtype = dtype or model.token_embedding.weight.dtype
     for name, tensor in plain_weights(model).items():
         if tensor.isfinite().all() and not tensor.to(dtype).isfinite().all():

@@ -2,14 +2,20 @@
 
 import os
 import re
+from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import SettingsError
-from model.gpt import GPT
+from model.attention import SOFTMAX
+from model.attention.layer import MultiHeadAttention
+from model.gpt import GPT, MLP
+from model.layers import LayerNorm, RMSNorm
+from model.rope import Pope
 from model.size import without_weights
 from model.surgery import uncompiled
 
@@ -57,6 +63,53 @@ def check_weights(model: GPT) -> None:
     if config.tie_embeddings and not torch.equal(weights["lm_head.weight"], weights["token_embedding.weight"]):
         problem = "lm_head and the token embedding differ, where the model's settings say tie_embeddings=true"
         raise SettingsError(problem, "set model.config.tie_embeddings = False, or tie them again")
+
+
+def check_choices(model: GPT, but: Container[str] = ()) -> None:
+    """Raise SettingsError if a setting that shapes no weight was changed after the model was made.
+
+    Such a setting had its effect then: the model computes as before, and one that is built by the settings otherwise.
+    but: settings that a file takes from the layers.
+    """
+    model = uncompiled(model)
+    made = dict(model.named_modules())
+    for name, module in without_weights(model.config).named_modules():
+        choices = _choices(made[name]) if name in made else {}
+        for setting, choice in _choices(module).items():
+            if setting not in but and choices.get(setting, choice) != choice:
+                value = getattr(model.config, setting)
+                problem = f"model.config.{setting} is {value}, and the model's {name} was made with another"
+                remedy = "set it back, or build a GPT with it and load the weights, as docs/library.md does"
+                raise SettingsError(problem, remedy)
+
+
+def _choices(module: nn.Module) -> dict[str, Any]:
+    """Return what a module computes with besides weights, by the setting that chose it."""
+    if isinstance(module, (RMSNorm, LayerNorm)):
+        return {"norm": type(module), "norm_eps": module.eps}
+    if isinstance(module, MLP):
+        return {"mlp": repr(module.activation)}  # a partial that was copied is no longer equal
+    if isinstance(module, Pope):
+        return {"rope_theta": module.theta}
+    if not isinstance(module, MultiHeadAttention):
+        return {}
+    weighting = module.function.weighting
+    form = "sdpa" if module.form in (*SOFTMAX, "stacked") else module.form  # these compute the same
+    choices = {
+        "block_size": [getattr(module, name, None) for name in ("block", "best")],  # of moba, index and dsa
+        "score_softcap": weighting.options,
+        "attention": [form, weighting.name, module.function.null_key, *module.modifiers],
+        "attention_window": module.window,
+        "allow_neg_eigval": getattr(module, "largest_beta", None),
+        "position": [module.rope is None, module.pope is None, module.alibi],
+    }
+    if module.rope is not None:
+        rope = module.rope
+        trained = None if rope.scaling == "linear" else rope.trained  # which reads it not
+        scaling = "none" if rope.stretch == 1 else [rope.scaling, rope.stretch, trained]
+        choices |= {"rope_fraction": rope.channels, "rope_proportional": rope.whole, "rope_theta": rope.theta}
+        choices["rope_scaling"] = scaling
+    return choices
 
 
 def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:

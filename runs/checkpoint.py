@@ -36,7 +36,7 @@ from model.attention import check_names
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.surgery import uncompiled
-from model.weights import check_weights, load_weights, plain_weights, save_file
+from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
@@ -153,6 +153,7 @@ def save_checkpoint(directory: Path | str, *, model: GPT, tokenizer: Encoding | 
     ValueError for a config of something else.
     """
     check_weights(model)
+    check_choices(model)
     directory = Path(directory)
     if directory.exists():
         raise SettingsError(f"the checkpoint {directory} exists already", "choose another name, or remove it first")

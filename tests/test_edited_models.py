@@ -24,7 +24,8 @@ from model.cache import KVCache
 from model.gpt import GPT
 from model.heads import for_each_layer
 from model.layers import Linear
-from model.weights import check_weights, load_weights, plain_weights, save_file
+from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
+from runs.checkpoint import save_checkpoint
 
 
 def keep(model, *blocks):
@@ -117,6 +118,49 @@ def test_windows_are_written_as_the_layers_have_them(tmp_path):
     model.attentions[0].window = 4
     with pytest.raises(SettingsError, match="attention_window"):
         to_huggingface(model, tmp_path / "others")
+
+
+CHOICES = {
+    "rope_theta": (500.0, {}),
+    "rope_scaling": ("linear", {"rope_scaling_factor": 2.0}),
+    "rope_fraction": (0.5, {}),
+    "position": ("none", {}),
+    "norm": ("layernorm", {}),
+    "norm_eps": (0.01, {}),
+    "attention_window": (3, {"attention": "sdpa+window", "attention_window": 5}),
+    "attention": ("softmax1", {}),
+    "score_softcap": (1.0, {"attention": "softcap"}),
+    "allow_neg_eigval": (True, {"attention": "delta"}),
+    "block_size": (32, {"attention": "moba"}),
+    "mlp": ("gelu", {"mlp": "gelu_tanh"}),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_setting_that_is_changed_after_the_model_was_made_is_not_written(name, tmp_path):
+    """It changes no logit, but those of a model that is built by the settings."""
+    value, settings = CHOICES[name]
+    model, tokens = random_gpt(**settings), torch.randint(61, (1, 16))
+    check_choices(copy.deepcopy(model))
+    logits = model(tokens)
+    setattr(model.config, name, value)
+    assert torch.equal(model(tokens), logits)
+    built = GPT(model.config).eval()
+    built.load_state_dict(model.state_dict())
+    check_choices(built)
+    assert not torch.allclose(built(tokens), logits, atol=1e-4)
+    with pytest.raises(
+        SettingsError, match=f"model.config.{name} is {value}, and the model's .* was made with another"
+    ):
+        save_checkpoint(tmp_path / "changed", model=model, tokenizer=None, config={"model": {}})
+    assert not (tmp_path / "changed").exists()
+
+
+def test_a_folder_has_no_setting_that_the_model_was_not_made_with(tmp_path):
+    model = random_gpt(qk_norm=False)
+    model.config.norm_eps = 0.01
+    with pytest.raises(SettingsError, match="model.config.norm_eps is 0.01"):
+        to_huggingface(model, tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
