@@ -14,7 +14,6 @@ written, and are gone after it. A gradient is computed within the block too: a b
 (Chen et al. 2016) would else do so without the edits.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from model.attention import MultiHeadAttention
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT, Stream
 from model.layers import LayerNorm, RMSNorm, upcast
-from model.modes import eval_mode
+from model.modes import eval_mode, uncompiled_calls
 from model.surgery import one_module
 
 Result = Float[Tensor, "B T _"]
@@ -102,9 +101,7 @@ def edited(model: GPT, edits: Mapping[Part, Edit]) -> Iterator[None]:
             raise ValueError(f"the model has no part {part!s}: its parts are {known[0]} to {known[-1]}.")
 
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
-            # Compiled code passes by hooks that come after it: within the block nothing compiled runs.
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled_calls())
         for layer, block in enumerate(model.blocks):
             own = {part.head: edit for part, edit in edits.items() if part.layer == layer}
             if None in own:
@@ -184,8 +181,15 @@ def results(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Pa
 
 
 def means(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Part, Float[Tensor, " _"]]:
-    """Return each part's mean result over all tokens of some texts, for without()."""
-    return {part: result.mean((0, 1)) for part, result in results(model, tokens, doc_starts).items()}
+    """Return each part's mean result over all tokens of some texts, for without().
+
+    doc_starts: as in head_statistics(), a token before the start of its document is padding, and does not count.
+    """
+    found = results(model, tokens, doc_starts)
+    if doc_starts is None:
+        return {part: result.mean((0, 1)) for part, result in found.items()}
+    counted = torch.arange(tokens.size(1), device=tokens.device) >= doc_starts  # (B, T)
+    return {part: result[counted].mean(0) for part, result in found.items()}
 
 
 @torch.no_grad()
@@ -201,9 +205,7 @@ def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[St
     def record(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         found.append(arguments[0])
 
-    with ExitStack() as stack, eval_mode(model):
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+    with ExitStack() as stack, eval_mode(model), uncompiled_calls():
         # Each norm reads the stream before the next part.
         for block in model.blocks:
             for norm in (block.attention_norm, block.mlp_norm):

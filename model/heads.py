@@ -13,7 +13,7 @@ from torch import Tensor
 from model.attention import AttentionContext
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT
-from model.modes import eval_mode
+from model.modes import eval_mode, uncompiled_calls
 
 Result = TypeVar("Result")
 Weights = Float[Tensor, "B H T T"]
@@ -70,7 +70,7 @@ def for_each_layer(
     layers = dict.fromkeys(model.attentions)  # a block may stand in several places
     hooks = [attention.register_forward_pre_hook(visit, with_kwargs=True) for attention in layers]
     try:
-        with eval_mode(model):
+        with eval_mode(model), uncompiled_calls():
             model.hidden(tokens, doc_starts=doc_starts, ctx=ctx)
     finally:
         for hook in hooks:

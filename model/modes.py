@@ -1,11 +1,13 @@
-"""Eval mode for a while, also of a model that another thread trains."""
+"""Eval mode for a while, also of a model that another thread trains, and modules that are called as they are."""
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
@@ -33,6 +35,12 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
             for part, was_training in modes:
                 if part.training != was_training:
                     part.training = was_training
+
+
+def uncompiled_calls() -> AbstractContextManager[object]:
+    """Return a context in which nothing compiled runs: compiled code passes by hooks that come after it."""
+    # Without torch's compiler, which takes a second to import, nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def eval_twin(module: nn.Module, twins: dict[nn.Module, nn.Module] | None = None) -> nn.Module:

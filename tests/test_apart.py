@@ -21,6 +21,7 @@ from model.apart import Part, contributions, edited, means, parts, results, stre
 from model.attention import FORMS, MODIFIERS, MultiHeadAttention
 from model.attention import SETTINGS as ATTENTION_SETTINGS
 from model.gpt import GPT
+from model.heads import for_each_layer
 from runs.checkpoint import save_checkpoint
 from training.config import TrainConfig
 
@@ -282,6 +283,21 @@ def test_means_are_over_all_tokens_and_take_the_place_of_a_part():
     close(stream, others + columns @ found[part])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["sdpa", "delta"])
+def test_means_leave_out_padding_on_either_side(attention):
+    """A padded token has a start behind it."""
+    model = random_gpt(attention=attention)
+    texts = [TOKENS[:1, :9], TOKENS[1:, :4]]
+    alone = [results(model, text) for text in texts]
+    left = torch.cat((texts[0], nn.functional.pad(texts[1], (5, 0))))
+    right = torch.cat((texts[0], nn.functional.pad(texts[1], (0, 5))))
+    for padded, starts in ((left, [5] * 9), (right, [0] * 4 + [9] * 5)):
+        found = means(model, padded, torch.tensor([[0] * 9, starts]))
+        for part in parts(model):
+            close(found[part], torch.cat([each[part][0] for each in alone]).mean(0))
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_documents_are_kept_apart():
@@ -413,9 +429,11 @@ def test_parts_of_a_compiled_model_are_off_too():
     own = model(TOKENS)
     with without(model, Part(0, 1)):
         wanted = model(TOKENS)
+    weights = for_each_layer(model, TOKENS, lambda weights: weights)
     for block in model.blocks:
         block.compile(backend="eager")
     close(model(TOKENS), own)
+    close(for_each_layer(model, TOKENS, lambda weights: weights), weights)
     with without(model, Part(0, 1)):
         close(model(TOKENS), wanted)
     assert len(streams(model, TOKENS)) == 5
