@@ -180,6 +180,26 @@ def test_any_number_of_leading_dimensions_are_as_one_and_starts_are_a_mask(form)
         )
 
 
+EVERY = [*FORMS, *(f"sdpa+{name}" for name in ("window", *MODIFIERS) if name != "value_embedding"), "delta+conv"]
+
+
+@pytest.mark.parametrize("attention", some(EVERY, 6))
+def test_no_texts_and_no_tokens_have_results_of_their_shape(attention):
+    """As torch's own attention; a rank may have an empty batch, and a prompt no token beyond a cached one."""
+    form = layer(attention, position="none", attention_window=4 if "window" in attention else None)
+    for shape in ((0, 5, C), (0, 300, C), (2, 0, C), (2, 3, 0, C)):
+        x = torch.randn(shape, requires_grad=True)
+        y = form(x)
+        y.sum().backward()
+        assert y.shape == x.grad.shape == x.shape
+    x, cache, parts = torch.randn(2, 9, C), KVCache(9), []
+    with torch.no_grad():
+        for part in x.split([0, 5, 0, 1, 3], 1):
+            parts.append(form(part, AttentionContext(cache=cache)))
+            cache.position += part.shape[1]
+        close(torch.cat(parts, 1), form(x))
+
+
 @form_of_rows
 @torch.no_grad()
 def test_a_window_sees_itself_and_the_positions_just_before(form):

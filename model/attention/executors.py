@@ -177,6 +177,8 @@ def unless_long(call: Call) -> str | None:
     T, S = lengths(call)
     if call.q.ndim != 4 or T == 1:
         return "one token" if T == 1 else "not (B, H, T, D)"
+    if call.q.shape[0] == 0:
+        return "no texts"  # chunked.py's operators take an empty tensor for none
     return None if T * S > LONGEST_DENSE else f"no more than {SHORT}² pairs"
 
 

@@ -153,6 +153,8 @@ class MultiHeadAttention(nn.Module):
         fit x.
         """
         ctx = ctx or AttentionContext()
+        if x.shape[-2] == 0:
+            return x  # no token changes, nor a cache
         if x.ndim != 3:
             return self(x.reshape(-1, *x.shape[-2:]), ctx).view(x.shape)
         y = self.head_outputs(x, ctx)

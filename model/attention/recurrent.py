@@ -136,7 +136,9 @@ def in_chunks(
     # (n, N, C, D) @ (n, N, D, Dv) + (n, N, C, C) @ (n, N, C, Dv)
     written = torch.stack(writes, 1) if erased else fresh
     y = (before * q) @ torch.stack(states, 1) + inside @ written
-    y = y.view(*lead, -1, y.shape[-1])[..., :T, :]  # (n, N, C, Dv) -> (…, H, T, Dv), without the padding
+    y = y.view(*lead, y.shape[1] * CHUNK, y.shape[-1])[
+        ..., :T, :
+    ]  # (n, N, C, Dv) -> (…, H, T, Dv), without the padding
     return y, state.view(*lead, *state.shape[-2:])
 
 
