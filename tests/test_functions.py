@@ -338,3 +338,17 @@ def test_bad_input_is_a_value_error_that_names_the_shapes(shapes, arguments, mes
     for attend in ALL.values():
         with pytest.raises(ValueError, match=message):
             attend(*(torch.randn(s) for s in shapes), **arguments)
+
+
+@pytest.mark.parametrize("T", [5, 300])
+def test_queries_keys_and_values_of_two_types_are_refused_at_every_length_and_taken_by_autocast(T):
+    """Some ways to compute would take them, by the length of the text."""
+    q, k, v = (torch.randn(1, n, T, 8) for n in (4, 2, 2))
+    half = [k.bfloat16(), v.bfloat16()]
+    for attend in ALL.values():
+        for mixed in ([q, *half], [q, k, half[1]], [q.double(), k, v]):
+            with pytest.raises(ValueError, match="q is torch.float.*: give them one type"):
+                attend(*mixed, is_causal=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = FORMS["sdpa"](q, *half, is_causal=True)
+    close(found, FORMS["sdpa"](q.bfloat16(), *half, is_causal=True), atol=2e-2)

@@ -14,7 +14,7 @@
 
 Hidden keys and values must be finite too: their weight is 0, and 0 times NaN is NaN. Fill padding with zeros.
 
-ValueError, naming the shapes, if the arguments do not fit together.
+ValueError, naming the shapes or types, if the arguments do not fit together. Queries, keys and values have one type.
 
 FORMS["sdpa"] and others are such functions. Each makes a Call of its arguments, as a layer does, and executors.py
 computes it. One of a person's own is made by a decorator: from_weights of a function of scores, attention_function of a
@@ -26,6 +26,8 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
+
+import torch
 
 from common.errors import SettingsError
 from model.attention.call import (
@@ -177,6 +179,9 @@ def check_arguments(
     if not agree or ks[-3] < 1 or qs[-3] % ks[-3]:
         wanted = "q must be (…, H, T, D), k (…, Hkv, S, D) and v (…, Hkv, S, Dv), where Hkv divides H"
         raise ValueError(f"{wanted}: q is {tuple(qs)}, k is {tuple(ks)}, v is {tuple(vs)}.")
+    if not q.dtype == k.dtype == v.dtype and (q.is_meta or not torch.is_autocast_enabled(q.device.type)):
+        given = f"q is {q.dtype}, k is {k.dtype}, v is {v.dtype}"
+        raise ValueError(f"{given}: give them one type, such as k.to(q.dtype), or call the function within autocast.")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p={dropout_p} must lie in [0, 1): 1 would drop every weight of q {tuple(qs)}.")
     if mask is not None and is_causal:
