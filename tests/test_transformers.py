@@ -157,3 +157,15 @@ def test_a_tokenizer_is_loaded_by_a_class_that_reads_its_pattern(tmp_path):
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for text in ("1234 12", "e\u0301"):
         assert theirs(text).input_ids == encode_prompt(ours, text)
+
+
+def test_the_pages_labels_keep_the_end_of_each_text_and_leave_out_padding(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    page = (Path(__file__).parent.parent / "docs/interop.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```text\n(def collate.*?)```", page, re.DOTALL)
+    save_tokenizer_json(BYTE, tmp_path, 16)
+    names = {"tokenizer": transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path), "texts": ["ab", "a"]}
+    exec(code, names)
+    batch, end = names["collate"](names["rows"]), BYTE.eot_token
+    assert batch["labels"].tolist() == [[end, 97, 98, end], [-100, end, 97, end]]
+    assert batch["input_ids"].tolist() == [[end, 97, 98, end], [end, end, 97, end]]
