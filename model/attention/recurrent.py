@@ -136,9 +136,8 @@ def in_chunks(
     # (n, N, C, D) @ (n, N, D, Dv) + (n, N, C, C) @ (n, N, C, Dv)
     written = torch.stack(writes, 1) if erased else fresh
     y = (before * q) @ torch.stack(states, 1) + inside @ written
-    y = y.view(*lead, y.shape[1] * CHUNK, y.shape[-1])[
-        ..., :T, :
-    ]  # (n, N, C, Dv) -> (…, H, T, Dv), without the padding
+    # (n, N, C, Dv) -> (…, H, T, Dv), without the padding; -1 would not do for no texts
+    y = y.view(*lead, y.shape[1] * CHUNK, y.shape[-1])[..., :T, :]
     return y, state.view(*lead, *state.shape[-2:])
 
 
