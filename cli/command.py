@@ -5,6 +5,7 @@ cli/hydra_command.py adds train.py's groups of settings and its sweeps.
 
 import ast
 import inspect
+import os
 import re
 import shutil
 import sys
@@ -47,14 +48,25 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object], deco
     decodes: whether most of the work is small products, for which threads had better not sleep.
     """
 
+    script = Path(inspect.getfile(function))
+
     def start(arguments: list[str]) -> None:
         config = from_arguments(schema, arguments)
+        refuse_torchrun(script.name)
         from training.device import limit_threads  # imports torch: mistakes in the settings do not wait for it
 
         limit_threads()
         function(config)
 
-    answer(schema, Path(inspect.getfile(function)), start, sleeps=not decodes)
+    answer(schema, script, start, sleeps=not decodes)
+
+
+def refuse_torchrun(command: str) -> None:
+    """Raise SettingsError if torchrun started several processes, each of which would do the whole work."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and size != "1":
+        problem = f"{command} works in one process, and torchrun has started {size}"
+        raise SettingsError(problem, f"type python {command} in place of torchrun")
 
 
 def answer(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cli.command import refuse_torchrun
 from common.console import say
 from common.errors import SettingsError
 from common.settings import NULLS, setting_hints
@@ -85,6 +86,7 @@ def train_or_plan(config: TrainConfig, threads: int | None = None) -> float | No
 
     limit_threads()
     if config.dry_run:
+        refuse_torchrun("train.py dry_run=true")
         say(plan_run(train_step, config))
         return None
     return train(config, threads)

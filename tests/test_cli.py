@@ -311,3 +311,21 @@ def test_each_command_beside_the_four_prints_its_docstring_for_help(name, monkey
     shown = capsys.readouterr()
     assert f"python {name}" in shown.out or f"python -m {name}" in shown.out
     assert "error" not in shown.err
+
+
+PLAN = pytest.param("train.py dry_run=true data=tales", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("typed", ["eval.py", "sample.py", "export.py to=x", PLAN])
+def test_what_works_in_one_process_is_refused_under_torchrun(typed, tmp_path, monkeypatch):
+    """Two processes would write each result twice."""
+    monkeypatch.setattr("os._exit", sys.exit)
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in variables.items() | {("TORCHELASTIC_RUN_ID", "x")}:
+        monkeypatch.setenv(name, value)
+    done = run_here(*typed.split(), cwd=tmp_path)
+    said = "works in one process, and torchrun has started 2: type python "
+    assert done.returncode == 1 and said in done.stderr, done.stderr
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setenv("WORLD_SIZE", "1")  # torchrun --nproc-per-node=1
+    assert said not in run_here("eval.py", cwd=tmp_path).stderr

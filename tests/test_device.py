@@ -229,6 +229,7 @@ def test_a_batch_is_moved_to_any_device_and_pinned_for_cuda_in_one_piece(monkeyp
 def test_nccl_is_bound_to_the_device_of_the_rank(monkeypatch, device, backend, bound):
     calls = []
     monkeypatch.setattr(dist, "init_process_group", lambda *given, **named: calls.append((given, named["device_id"])))
+    monkeypatch.setattr("training.distributed.torchrun_store", dist.HashStore)
     for name, value in {"RANK": 11, "WORLD_SIZE": 16, "LOCAL_RANK": 3, "LOCAL_WORLD_SIZE": 8}.items():
         monkeypatch.setenv(name, str(value))
     ranks = Ranks.of_torchrun()

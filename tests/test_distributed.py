@@ -144,6 +144,37 @@ def test_ranks_that_prepare_for_longer_than_a_collective_waits_meet_all_the_same
     assert [out.strip() for out, _ in ends] == ["6", "6"], ends
 
 
+SEVERAL = """
+import os, sys, time
+import torch
+from training.distributed import Ranks
+rank = int(os.environ["RANK"])
+ranks = Ranks(rank, 2, rank, 2, launched=True)
+for run in range(5):
+    ranks.join(torch.device("cpu"))
+    if not rank:
+        time.sleep(0.1)
+        open(f"{sys.argv[1]}/text {run}", "x").close()
+    ranks.wait_for_all("text", every=0.01)
+    assert os.path.exists(f"{sys.argv[1]}/text {run}")
+    assert ranks.sum_(torch.tensor([run + rank])).item() == 2 * run + 1
+    ranks.leave()
+    time.sleep(0.03 * (run % 2 == rank))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", ["0", "1"])
+def test_the_runs_of_a_sweep_meet_one_after_the_other(tmp_path, shared):
+    """The ranks found the addresses of the run before, and waited for ever or failed; a text was awaited once."""
+    (script := tmp_path / "several.py").write_text(SEVERAL)
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": shared, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*TORCHRUN, str(script), str(tmp_path)], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -348,6 +379,7 @@ def test_a_network_interface_that_is_not_there_is_told_before_gloo_looks_for_it(
 def test_a_rank_that_gloo_does_not_reach_is_told_in_a_sentence(monkeypatch):
     refused = RuntimeError("Gloo connectFullMesh failed with [pair.cc:152] Connection refused\nmore")
     monkeypatch.setattr("torch.distributed.init_process_group", mock.Mock(side_effect=refused))
+    monkeypatch.setattr("training.distributed.torchrun_store", dist.HashStore)
     with pytest.raises(
         DeviceError, match=r"^RANK=0 reaches no other \(Gloo connectFullMesh failed .*: set GLOO_SOCKET"
     ):

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +41,8 @@ LAUNCHERS = (
     ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("mpiexec", "PMI_SIZE", "PMI_RANK"),
 )
+TIMEOUT = timedelta(minutes=30)  # of a collective
+RUNS = count()  # numbers the runs of this process under torchrun: a sweep has several
 TORCHRUN = "start with torchrun, which sets these variables, or unset them"
 NETWORK = (
     "set GLOO_SOCKET_IFNAME to the network interface that joins the machines, "
@@ -88,7 +92,14 @@ class Ranks:
             backend = "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo"
             # With a device_id NCCL connects the devices now, so that an error comes before the run begins.
             try:
-                dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=device if cuda else None)
+                dist.init_process_group(
+                    backend,
+                    store=dist.PrefixStore(f"run {next(RUNS)}", torchrun_store()),
+                    rank=self.rank,
+                    world_size=self.size,
+                    timeout=TIMEOUT,
+                    device_id=device if cuda else None,
+                )
             except (ValueError, dist.DistError) as error:
                 raise SettingsError(f"RANK={self.rank} finds no other ({first_line(error)})", TORCHRUN) from error
             except RuntimeError as error:  # of gloo
@@ -166,6 +177,16 @@ class Ranks:
         box = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
+
+
+@cache
+def torchrun_store() -> dist.Store:
+    """Return the store in which the ranks find each other.
+
+    It outlives a run. So a run in it has its own prefix: the next one must not find this one's addresses.
+    """
+    store, _, _ = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    return store
 
 
 def check_interface() -> None:
