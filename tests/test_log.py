@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+import shutil
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,7 +27,7 @@ from data.texts import LEFT_OUT
 from generation.score import ScoringParams, score
 from model.size import flops_per_token
 from pages.report import Report
-from runs.checkpoint import read_meta
+from runs.checkpoint import open_checkpoint, read_meta
 from runs.metrics import Evaluation, read_metrics
 from runs.summary import NUMBERS, TEXTS, Summary, read_summary, write_summary
 from train import train
@@ -80,6 +81,24 @@ def test_metrics_are_json_whatever_the_numbers_are_and_what_cannot_be_read_is_pa
     assert read_summary(run.directory) == Summary(status="finished")
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError("closed")))
     assert read_metrics(file) == []
+
+
+@pytest.mark.parametrize(
+    "remove",
+    [lambda folder: folder.rename(f"{folder}_moved"), pytest.param(shutil.rmtree, marks=pytest.mark.slow)],
+    ids=["moved", "removed"],
+)
+def test_a_folder_that_is_moved_or_removed_while_the_run_trains_is_told_once(train_config, monkeypatch, caplog, remove):
+    config = replace(train_config, max_steps=4, log_interval=1, eval_interval=4, sample_tokens=0)
+    folder = Path(config.run_dir)
+    before_step(monkeypatch, 3, lambda run: remove(folder))
+    train(config)
+    (told,) = [record.getMessage() for record in caplog.records if "moved or removed" in record.getMessage()]
+    assert told.startswith(f"{folder}/metrics.jsonl was moved or removed while the run trains: ")
+    assert {path.name for path in folder.iterdir()} == {"checkpoints", "summary.json"}  # and the page
+    assert open_checkpoint(folder).meta.progress.step == 4
+    moved = Path(f"{folder}_moved")
+    assert not moved.exists() or [row["step"] for row in read_metrics(moved / "metrics.jsonl")] == [1, 2, 3, 4, 4]
 
 
 def test_every_field_of_a_summary_is_read_as_it_was_written(tmp_path):

@@ -31,6 +31,10 @@ from training.terminal import Terminal
 from training.wandb import Wandb
 
 log = logging.getLogger("tinygpt")
+GONE = (
+    "%s was moved or removed while the run trains: measurements and log stay with it, "
+    "checkpoints, page and summary are written to %s anew."
+)
 
 
 class MetricsFile(Logger):
@@ -39,11 +43,16 @@ class MetricsFile(Logger):
     writes = "metrics.jsonl"
 
     def __init__(self, run: Run) -> None:
-        self.file = open_log(run.directory / "metrics.jsonl", "a" if run.progress.step else "w")
+        self.path = run.directory / "metrics.jsonl"
+        self.file = open_log(self.path, "a" if run.progress.step else "w")
+        self.is_gone = False
 
     def on_row(self, row: Row, sample: str) -> None:
         self.file.write(json.dumps(finite(row)) + "\n")
         self.file.flush()  # a reader sees it at once
+        if not self.is_gone and not self.path.exists():
+            self.is_gone = True
+            log.warning(GONE, self.path, self.path.parent)
 
     def on_end(self, error: BaseException | None) -> None:
         self.file.close()
