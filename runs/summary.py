@@ -139,7 +139,8 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
             remedy = "remove it, or give the sweep another folder by hydra.sweep.dir=FOLDER"
             raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`", remedy)
         if summary and summary.status == "finished":
-            log.info("job %d is finished already: validation loss %s", number, summary.val_loss)
+            loss = "none" if summary.val_loss is None else summary.val_loss
+            log.info("job %d is finished already: validation loss %s", number, loss)
             return summary.objective
     write_job(folder, JobRecord(number, overrides))
     return None

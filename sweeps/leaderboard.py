@@ -390,7 +390,7 @@ def markdown(jobs: list[Job]) -> str:
     if texts:
         names = ", ".join(map(literal_markdown, texts))
         lines += ["", f"The rows were scored on different texts ({names}): compare only those of the same."]
-    elif len({job.summary.scored for group in finished for job in group}) > 1:
+    elif len({job.summary.scored for group in finished for job in group} - {None}) > 1:  # None: no loss was finite
         lines += ["", "The rows were scored on different parts of the validation text: set eval_tokens."]
     return "\n".join(lines) + "\n"
 

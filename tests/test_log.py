@@ -137,6 +137,7 @@ def test_skipped_steps_are_counted_in_a_row_and_do_not_keep_the_end_from_being_s
 
     monkeypatch.setattr("train.train_step", step)
     train(replace(train_config, max_steps=4))
+    assert "no validation loss counts: the steps that were evaluated have no checkpoint" in caplog.text
     progress = read_meta(Path(train_config.run_dir) / "checkpoints/last").progress
     assert (progress.step, progress.skipped, progress.skipped_in_a_row, progress.finished) == (4, 3, 2, True)
     caplog.clear()

@@ -183,6 +183,8 @@ def test_a_seed_whose_result_is_not_finite_is_no_part_of_a_mean(tmp_path):
     put_job(tmp_path, 3, "attention=mla", "seed=0", val_bpb=3.0)
     rows = [(row[1], row[-1]) for row in cells(markdown(read_jobs(tmp_path)))[1:]]
     assert rows == [("0, 2", "1.5000 ± 0.7071"), ("0", "3.0000"), ("1", "–")]
+    put_job(tmp_path, 0, "attention=sdpa", "seed=0", val_bpb=1.0, val_tokens=512.0)
+    assert "set eval_tokens" not in markdown(read_jobs(tmp_path))  # of text the others have nothing
 
 
 @pytest.mark.parametrize("typed", ["run_dir=null", "data.cache_dir=c", "allow_changes=true", "wandb.name=a"])

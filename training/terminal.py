@@ -141,7 +141,10 @@ class Terminal(Logger):
         data = self.run.data
         best = progress.result
         unit = "token" if data.tokenizer else "answer"
-        log.info("\nbest validation loss %.4f nats/%s, at step %d", best, unit, progress.best_step)
+        if progress.best_loss is None:
+            log.info("\nno validation loss counts: the steps that were evaluated have no checkpoint")
+        else:
+            log.info("\nbest validation loss %.4f nats/%s, at step %d", best, unit, progress.best_step)
         if self.run.is_out_of_patience:
             log.info("patience  %s brought no better loss: the run ends", plural(progress.without_gain, "evaluation"))
         passes = 0.0
