@@ -47,6 +47,8 @@ OPEN = "open"
 FAILED = "undecided, because "
 LARGER = ["val_accuracy", *(column.field for column in COLUMNS if column.larger)]
 TIMED = [column.field for column in COLUMNS if column.timed]
+METRICS = [name for name in NUMBERS if name not in ("seed", "threads", "step", "tokens", "val_tokens")]
+"""The figures of which more or less is better."""
 
 
 @dataclass
@@ -173,7 +175,7 @@ class Decide(Grid):
             raise SettingsError("dry_run=true trains nothing to compare", "leave out hydra/sweeper=decide")
         if "RANK" in os.environ:
             raise SettingsError("hydra/sweeper=decide starts runs of one process each", "leave out torchrun")
-        one_of("hydra.sweeper.metric", self.metric, NUMBERS)
+        one_of("hydra.sweeper.metric", self.metric, METRICS)
         if self.delta is not None and not (is_number(self.delta) and self.delta > 0):
             raise SettingsError(f"hydra.sweeper.delta={self.delta} must be a number above 0, or null")
         if self.baseline and self.metric in TIMED:
@@ -188,6 +190,8 @@ class Decide(Grid):
             problem = f"hydra.sweeper.max_pairs={self.max_pairs} must be from {fewest} to {MOST_PAIRS}"
             raise SettingsError(problem, "fewer decide nothing, and the test cannot follow more")
         configs = [self.check_job([*settings, f"seed={seed}", *each]) for each in self.groups]
+        for config in filter(None, configs):
+            self.refuse_absent(config)
         names = [" ".join(each) for each in self.groups]
         self.refuse_equal(dict(zip(names, configs, strict=True)))
         code = {name: config and config.code_hash for name, config in zip(names, configs, strict=True)}
@@ -223,6 +227,16 @@ class Decide(Grid):
             self.agree("hydra.sweeper.baseline", self.baseline, same, "leave it out: the first variant runs again")
         if self.confirm:
             self.agree("hydra.sweeper.confirm", self.confirm, ("text",), "find it again, then confirm it")
+
+    def refuse_absent(self, config: TrainConfig) -> None:
+        """Raise SettingsError if a run with these settings does not measure the metric."""
+        asked = f"hydra.sweeper.metric={self.metric}"
+        if config.data.is_task and self.metric in ("val_bpb", "val_bpb_stderr"):
+            raise SettingsError(f"{asked} is a figure of texts, not of tasks", "choose val_accuracy or val_loss")
+        if not config.data.is_task and self.metric == "val_accuracy":
+            raise SettingsError(f"{asked} is a figure of tasks, not of texts", "choose val_bpb")
+        if self.metric == "decode_tokens_per_s" and not config.sample_tokens:
+            raise SettingsError(f"{asked} is not measured with sample_tokens=0", "leave sample_tokens out")
 
     def compose(self, job: Sequence[str]) -> DictConfig:
         """Compose a job; SettingsError if its variant brings a seed, as an experiment may."""

@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 from collections import defaultdict
+from contextlib import nullcontext
 from functools import partial
 from itertools import permutations, product
 from pathlib import Path
@@ -24,12 +25,14 @@ from hydra.core.utils import JobReturn, JobStatus
 from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_here, swept, tiny
 
 from common.errors import SettingsError
+from data.config import DataConfig
 from docs import decide_worth as worth
 from docs.estimates import Estimate, holm, p_value, t_quantile
 from runs.origin import PROJECT_HASH, commit
 from runs.summary import Summary, read_job
 from sweeps.decide import ALPHA, Decide
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
+from training.config import TrainConfig
 
 VARIANTS = ["attention=sdpa", "attention=mla", "attention=delta"]
 
@@ -649,7 +652,8 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
         ({"give_up": "soon"}, [], "hydra.sweeper.give_up=soon must be a whole number from 2"),
         ({"delta": 0}, [], "hydra.sweeper.delta=0 must be a number above 0, or null"),
         ({"delta": "little"}, [], "hydra.sweeper.delta=little must be a number above 0, or null"),
-        ({"metric": "loss"}, [], "hydra.sweeper.metric=loss is not known: choose one of seed, threads, step"),
+        ({"metric": "loss"}, [], "hydra.sweeper.metric=loss is not known: choose one of parameters, parameters_in_blo"),
+        ({"metric": "seed"}, [], "hydra.sweeper.metric=seed is not known: choose one of parameters, parameters_in_blo"),
         ({}, ["attention=mla"], "attention is what hydra.sweeper.variants compares: leave it out"),
     ],
 )
@@ -657,6 +661,23 @@ def test_what_cannot_be_compared_is_refused_before_any_run(asked, arguments, sai
     with pytest.raises(SettingsError, match=re.escape(said)):
         swept(decide(**asked), tmp_path / "sweep", noisy, arguments)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("metric", "source", "sample_tokens", "remedy"),
+    [
+        ("val_bpb", "recall", 200, "choose val_accuracy or val_loss"),
+        ("val_accuracy", "stdlib", 200, "choose val_bpb"),
+        ("decode_tokens_per_s", "stdlib", 0, "leave sample_tokens out"),
+        ("decode_tokens_per_s", "recall", 200, None),
+        ("val_loss", "recall", 0, None),
+    ],
+)
+def test_a_metric_that_the_runs_do_not_have_is_refused_before_them(metric, source, sample_tokens, remedy):
+    config = TrainConfig(data=DataConfig(source=source), sample_tokens=sample_tokens)
+    said = f"^hydra.sweeper.metric={metric} is .*: {remedy}"
+    with pytest.raises(SettingsError, match=said) if remedy else nullcontext():
+        decide(metric=metric).refuse_absent(config)
 
 
 @pytest.mark.slow
