@@ -47,9 +47,12 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
         if sign:
             remedy = "type it anew: editors and web pages put such signs in place of - and quotes, or between letters"
             raise SettingsError(f"cannot read {argument!r}, which has {sign}", remedy)
-        if name.startswith("-") or not name or not equals:
+        is_taken_away = name.startswith("~") and "/" not in name  # as in Hydra, and no file of a home folder
+        if name.startswith("-") or is_taken_away or not name or not equals:
             remedy = "settings are typed NAME=VALUE, without dashes; --help all lists them"
-            if before and not equals and not name.startswith(("-", "~")):
+            if is_taken_away:
+                remedy = f"leave it out: a setting that is not typed has its default; {name[1:]}=VALUE gives another"
+            elif before and not equals and not name.startswith(("-", "~")):
                 whole = f"{before} {argument}".replace("'", "")
                 listed = f"{before},{argument}".replace("'", "")
                 remedy += f'; quote a value with spaces: "{whole}", and in PowerShell one with commas: "{listed}"'

@@ -371,8 +371,9 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "Per-Device-Train-Batch-Size=8": "here it is micro_batch_size (batch_size has all sequences of a step)",
     "=5": "cannot read '=5': settings are typed NAME=VALUE, without dashes; --help all lists them",
     "bogus": "cannot read 'bogus': settings are typed NAME=VALUE",
-    "~optimizer": "cannot read '~optimizer'",
-    "~optimizer=muon": "there is no setting ~optimizer: did you mean optimizer",
+    "~optimizer": "cannot read '~optimizer': leave it out: a setting that is not typed has its default",
+    "seed=2 ~seed": "leave it out: a setting that is not typed has its default; seed=VALUE gives another.",
+    "~optimizer=muon": "cannot read '~optimizer=muon': leave it out: a setting that is not typed has its default",
     **{f"{flag} 4": f"cannot read '{flag}': settings" for flag in ("-v", "--cfg", "--batch_size=4")},
 }
 
