@@ -61,11 +61,18 @@ class Bar(tqdm):
 Bar.set_lock(threading.RLock())
 
 
+def lacks_width() -> bool:
+    """Return whether stderr is a terminal of 0 columns, as some containers have, in which a bar would be empty."""
+    with suppress(OSError, ValueError, AttributeError):  # no terminal, closed, or none at all
+        return os.get_terminal_size(sys.stderr.fileno()).columns == 0
+    return False
+
+
 def progress_bar(**options: Any) -> Bar:
-    """Return a bar, hidden in a sweep's worker and on a dumb terminal."""
+    """Return a bar, hidden in a sweep's worker and on a terminal that is dumb or has no width."""
     is_worker = parent_process() is not None
     # None lets tqdm hide the bar if stderr is no terminal, which a notebook's never is.
-    disable = False if in_notebook() else os.environ.get("TERM") == "dumb" or None
+    disable = False if in_notebook() else os.environ.get("TERM") == "dumb" or lacks_width() or None
     # Without its thread a bar must ask for the time at each update, or it would stand still when steps become slow.
     # It is drawn once a second: a notebook keeps each drawing, and ten a second, tqdm's default, are 14 MB an hour.
     return Bar(disable=is_worker or disable, dynamic_ncols=True, miniters=1, mininterval=1, **options)

@@ -437,6 +437,22 @@ def test_bars_are_for_terminals_that_can_go_back_and_for_notebooks(monkeypatch, 
         assert bar.disable
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudoterminal")
+@pytest.mark.parametrize("columns", [0, 80])
+def test_a_terminal_of_no_width_gets_lines_in_place_of_an_empty_bar(monkeypatch, columns):
+    import fcntl
+    import termios
+
+    parent, child = os.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(parent), os.fdopen(child, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with progress_bar(total=2) as bar:
+            assert bool(bar.disable) == (columns == 0)
+        monkeypatch.undo()
+
+
 def test_a_notebook_keeps_a_drawing_of_the_bar_a_second(monkeypatch):
     """A run of 40 s at 25 steps a second has its first drawing, one a second, and those of its end."""
     now = [0.0]
