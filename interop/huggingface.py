@@ -304,7 +304,7 @@ def to_huggingface(
     settings, or a weight is too large for float16.
     """
     check_weights(model)
-    check_choices(model, but=("attention_window",))  # which are written as the layers have them
+    check_choices(model, but=("n_head", "attention_window"))  # which are written as the layers have them
     dtype = dtype or model.token_embedding.weight.dtype
     for name, tensor in plain_weights(model).items():
         if tensor.isfinite().all() and not tensor.to(dtype).isfinite().all():

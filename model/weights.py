@@ -15,6 +15,7 @@ from model.attention import SOFTMAX
 from model.attention.layer import MultiHeadAttention
 from model.gpt import GPT, MLP
 from model.layers import LayerNorm, RMSNorm
+from model.ngrams import NGrams
 from model.rope import Pope
 from model.size import without_weights
 from model.surgery import uncompiled
@@ -91,11 +92,14 @@ def _choices(module: nn.Module) -> dict[str, Any]:
         return {"mlp": repr(module.activation)}  # a partial that was copied is no longer equal
     if isinstance(module, Pope):
         return {"rope_theta": module.theta}
+    if isinstance(module, NGrams):
+        return {"ngrams": module.sizes}
     if not isinstance(module, MultiHeadAttention):
         return {}
     weighting = module.function.weighting
     form = "sdpa" if module.form in (*SOFTMAX, "stacked") else module.form  # these compute the same
     choices = {
+        "n_head": [module.n_head, module.kv_heads, module.head_dim],
         "block_size": [getattr(module, name, None) for name in ("block", "best")],  # of moba, index and dsa
         "score_softcap": weighting.options,
         "attention": [form, weighting.name, module.function.null_key, *module.modifiers],

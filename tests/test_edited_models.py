@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import dataclasses
+import re
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from interop.huggingface import from_huggingface, to_huggingface
 from model.apart import contributions
 from model.attention import FORMS, MODIFIERS, AttentionContext, make_attention
 from model.cache import KVCache
+from model.config import GPTConfig
 from model.gpt import GPT
 from model.heads import for_each_layer
 from model.layers import Linear
@@ -121,6 +124,8 @@ def test_windows_are_written_as_the_layers_have_them(tmp_path):
 
 
 CHOICES = {
+    "n_head": (2, {"attention": "linear", "qk_norm": False}),
+    "ngrams": ([3], {"ngrams": [2]}),
     "rope_theta": (500.0, {}),
     "rope_scaling": ("linear", {"rope_scaling_factor": 2.0}),
     "rope_fraction": (0.5, {}),
@@ -149,11 +154,42 @@ def test_a_setting_that_is_changed_after_the_model_was_made_is_not_written(name,
     built.load_state_dict(model.state_dict())
     check_choices(built)
     assert not torch.allclose(built(tokens), logits, atol=1e-4)
-    with pytest.raises(
-        SettingsError, match=f"model.config.{name} is {value}, and the model's .* was made with another"
-    ):
+    told = rf"model.config.{name} is {re.escape(str(value))}, and the model's .* was made with another"
+    with pytest.raises(SettingsError, match=told):
         save_checkpoint(tmp_path / "changed", model=model, tokenizer=None, config={"model": {}})
     assert not (tmp_path / "changed").exists()
+
+
+# The other settings: they shape a weight, or change no logit, or are read whenever the model runs.
+SHAPING = {"n_embd": 64, "n_kv_head": 2, "head_size": 4, "n_layer": 3, "vocab_size": 64, "n_inner": 40}
+SHAPING |= {"qk_norm": False, "qkv_bias": True, "bias": True, "latent_size": 4, "ngram_rows": 100}
+WITHOUT_EFFECT = {"dropout": 0.5, "attention_dropout": 0.5, "zero_init": False, "logit_softcap": 1.0}
+REFUSED = {"tie_embeddings": True, "rope_scaling_factor": 4.0, "rope_trained_length": 4, "rope_proportional": True}
+WITH = {"latent_size": {"attention": "mla", "latent_size": 8}, "ngram_rows": {"ngrams": [2]}}
+WITH |= {"rope_scaling_factor": {"rope_scaling": "linear", "rope_scaling_factor": 2.0}}
+WITH |= {"rope_trained_length": {"rope_scaling": "llama3", "rope_scaling_factor": 2.0, "rope_trained_length": 8}}
+WITH |= {"rope_proportional": {"rope_fraction": 0.5}}
+
+
+def test_every_setting_is_refused_when_it_was_changed_or_needs_no_refusal():
+    """A new setting needs its place here, and in model/weights.py unless it shapes a weight or is read later."""
+    others = SHAPING | WITHOUT_EFFECT | REFUSED
+    assert {field.name for field in dataclasses.fields(GPTConfig)} == {*CHOICES, *others}
+    for name, value in others.items():
+        model, tokens = random_gpt(**WITH.get(name, {})), torch.randint(61, (1, 16))
+        setattr(model.config, name, value)
+        weights = model.state_dict()
+        built = GPT(model.config).eval()
+        has_shapes = [(key, each.shape) for key, each in built.state_dict().items()]
+        assert (has_shapes == [(key, each.shape) for key, each in weights.items()]) == (name not in SHAPING), name
+        if name in REFUSED:
+            with pytest.raises(SettingsError, match=f"{name.split('_')[0]}.*(made with another|tie them again)"):
+                check_weights(model)
+                check_choices(model)
+        if name in WITHOUT_EFFECT:
+            built.load_state_dict(weights)
+            close(built(tokens), model(tokens))
+            check_choices(model)
 
 
 def test_a_folder_has_no_setting_that_the_model_was_not_made_with(tmp_path):
