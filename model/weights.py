@@ -67,7 +67,7 @@ def check_weights(model: GPT) -> None:
 
 
 def check_choices(model: GPT, but: Container[str] = ()) -> None:
-    """Raise SettingsError if a setting that shapes no weight was changed after the model was made.
+    """Raise SettingsError if a setting that shapes no weight was changed after the model was made, or a layer's scale.
 
     Such a setting had its effect then: the model computes as before, and one that is built by the settings otherwise.
     but: settings that a file takes from the layers.
@@ -78,9 +78,12 @@ def check_choices(model: GPT, but: Container[str] = ()) -> None:
         choices = _choices(made[name]) if name in made else {}
         for setting, choice in _choices(module).items():
             if setting not in but and choices.get(setting, choice) != choice:
-                value = getattr(model.config, setting)
-                problem = f"model.config.{setting} is {value}, and the model's {name} was made with another"
-                remedy = "set it back, or build a GPT with it and load the weights, as docs/library.md does"
+                problem = f"the model's {name} has {setting}={choices[setting]}, which no setting of a model says"
+                remedy = "set it back"
+                if hasattr(model.config, setting):
+                    value = getattr(model.config, setting)
+                    problem = f"model.config.{setting} is {value}, and the model's {name} was made with another"
+                    remedy += ", or build a GPT with it and load the weights, as docs/library.md does"
                 raise SettingsError(problem, remedy)
 
 
@@ -100,6 +103,7 @@ def _choices(module: nn.Module) -> dict[str, Any]:
     form = "sdpa" if module.form in (*SOFTMAX, "stacked") else module.form  # these compute the same
     choices = {
         "n_head": [module.n_head, module.kv_heads, module.head_dim],
+        "scale": module.scale,
         "block_size": [getattr(module, name, None) for name in ("block", "best")],  # of moba, index and dsa
         "score_softcap": weighting.options,
         "attention": [form, weighting.name, module.function.null_key, *module.modifiers],

@@ -192,6 +192,17 @@ def test_every_setting_is_refused_when_it_was_changed_or_needs_no_refusal():
             check_choices(model)
 
 
+@pytest.mark.parametrize("settings", [{}, {"position": "pope"}, {"attention": "sdpa+window", "attention_window": 5}])
+def test_a_scale_that_was_set_by_hand_is_not_lost(settings, tmp_path):
+    model, tokens = random_gpt(**settings), torch.randint(61, (1, 16))
+    before = model(tokens)
+    model.attentions[1].scale = 0.1
+    assert not torch.allclose(model(tokens), before, atol=1e-3)
+    told = "the model's blocks.1.attention has scale=0.1, which no setting of a model says: set it back"
+    with pytest.raises(SettingsError, match=told):
+        save_checkpoint(tmp_path / "changed", model=model, tokenizer=None, config={"model": {}})
+
+
 def test_a_folder_has_no_setting_that_the_model_was_not_made_with(tmp_path):
     model = random_gpt(qk_norm=False)
     model.config.norm_eps = 0.01
