@@ -90,6 +90,29 @@ def test_linear_attention_is_its_quadratic_form():
     close(linear.weights(x), weights)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shift", [-60, -20, -8, 30])
+def test_linear_attention_of_large_numbers_is_its_quadratic_form(shift, dtype):
+    """elu + 1 loses its digits below 0, and a sum of weights may be too small or too large for half precision."""
+    linear, x = layer("linear", qk_norm=False, qkv_bias=True).to(dtype), torch.randn(1, 300, C, dtype=dtype)
+    torch.nn.init.constant_(linear.qkv_proj.bias[: 2 * C], shift)
+    torch.nn.init.normal_(linear.o_proj.weight)
+    y = linear(x)
+    y.sum().backward()
+    assert linear.qkv_proj.weight.grad.isfinite().all()
+    with torch.no_grad():
+        q, k, v = (t.double() for t in linear.project(x))
+        q, k = (torch.where(t > 0, t + 1, t.clamp(max=0).exp()) for t in (q, k))
+        weights = (q @ k.mT).tril()
+        wanted = (weights / weights.sum(-1, keepdim=True)) @ v
+        close(y, linear.merge(wanted.to(dtype)), rtol=0.02, atol=1e-4 if dtype == torch.float32 else 0.05)
+        decoded, cache = [], KVCache(9)
+        for t in range(9):
+            decoded.append(linear(x[:, t : t + 1], AttentionContext(cache=cache)))
+            cache.position += 1
+        close(torch.cat(decoded, 1), y[:, :9], rtol=0.02, atol=1e-4 if dtype == torch.float32 else 0.05)
+
+
 @torch.no_grad()
 def test_retention_is_its_quadratic_form():
     retention, x = layer("retention"), torch.randn(B, T, C)

@@ -220,12 +220,22 @@ class LinearAttention(Recurrent):
     """
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
-        q = F.elu(call.q) + 1
-        k = F.elu(call.k) + 1
+        q = upcast(call.q)
+        k = feature(upcast(call.k))
+        # A factor of a query's features cancels: of one that is negative in all channels the largest becomes 1.
+        q = feature(q - q.detach().amax(-1, keepdim=True).clamp(max=0))
         # The channel of ones sums the weights, by which the others are divided.
         v = F.pad(call.v, (0, 1), value=1.0)  # (B, H, T, D) -> (B, H, T, D + 1)
-        y = super().attend(Call(q, k, v), x, ctx)
-        return y[..., :-1] / y[..., -1:]
+        y = super().attend(Call(q, k, v), upcast(x), ctx)  # a sum may be too small or too large for half precision
+        return (y[..., :-1] / y[..., -1:]).to(x.dtype)
+
+
+def feature(x: Key) -> Key:
+    """Return φ(x) = elu(x) + 1: x + 1 from 0 on, and e^x below, where the sum would lose its digits.
+
+    Below -80 it stays e^-80, so that no sum of weights is 0.
+    """
+    return torch.where(x > 0, x + 1, x.clamp(-80, 0).exp())
 
 
 @form("retention")
