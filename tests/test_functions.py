@@ -8,13 +8,13 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import close, some
+from conftest import close, layer, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.attention import FORMS, SOFTMAX, functions
+from model.attention import FORMS, SOFTMAX, AttentionContext, functions
 from model.attention.contract import AttentionFunction, named_as, of_weighting
 from model.attention.executors import FUSED, FUSED_MATRIX, of_steps
 from model.attention.masks import alibi_slopes, alibi_sum, as_bool, causal_mask, padding_mask
@@ -270,6 +270,50 @@ def test_heads_that_share_keys_are_queries_of_one_head_where_one_token_is_decode
 
 
 # Masks.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_additive_mask_is_refused_with_lines_that_do_what_it_means(dtype):
+    """A row of −∞ was NaN, and sigmoid counted the keys that the smallest number hides."""
+    q = torch.randn(1, 2, 3, 4, dtype=dtype)
+    for least in (torch.finfo(dtype).min, -torch.inf):
+        bias = torch.tensor([[0.5, least, least], [0.0, 0.0, least], [least, least, least]], dtype=dtype)
+        for name, attend in ALL.items():
+            with pytest.raises(ValueError, match=r"bias \(3, 3\) hides keys by -(3|6|inf).*: pass mask = "):
+                attend(q, q, q, bias=bias)
+            mask = bias > torch.finfo(bias.dtype).min  # as the sentence says
+            y = attend(q, q, q, mask=mask, bias=bias.masked_fill(~mask, 0))
+            assert (y[:, :, 2] == 0).all()  # it sees nothing
+            if name == "sigmoid":
+                close(
+                    y[:, :, 0],
+                    torch.sigmoid(q[:, :, 0].square().sum(-1, keepdim=True) / 2 + 0.5) * q[:, :, 0],
+                    atol=0.02,
+                )
+        with pytest.raises(ValueError, match=r"of an additive mask pass mask > torch.finfo\(mask.dtype\).min"):
+            FORMS["sdpa"](q, q, q, mask=bias)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_mask_that_may_be_of_each_text_or_of_each_head_is_refused():
+    q = torch.randn(3, 3, 5, 4)
+    of_text = torch.rand(3, 5, 5) < 0.7
+    of_text[:, :, 0] = True
+    for name, attend in ALL.items():
+        for overlay in ({"mask": of_text}, {"bias": of_text.float()}):
+            with pytest.raises(
+                ValueError, match=r"\(3, 5, 5\) may be of 3 texts or of 3 heads: write (mask|bias)\[:, None\]"
+            ):
+                attend(q, q, q, **overlay)
+        alone = torch.cat([attend(q[i : i + 1], q[i : i + 1], q[i : i + 1], mask=of_text[i]) for i in range(3)])
+        close(attend(q, q, q, mask=of_text[:, None]), alone, msg=name)
+    two = q[:2]
+    close(FORMS["sdpa"](two, two, two, mask=of_text), FORMS["sdpa"](two, two, two, mask=of_text[None]))  # of each head
+    attention, x = layer(n_head=4), torch.randn(4, 5, 16)
+    mask = torch.ones(4, 5, 5, dtype=torch.bool)
+    for compute in (attention, attention.weights):
+        with pytest.raises(ValueError, match="may be of 4 texts or of 4 heads"):
+            compute(x, AttentionContext(mask=mask))
 
 
 @pytest.mark.parametrize(("T", "S"), [(1, 5), (2, 5), (4, 4), (5, 2), (1, 1)])

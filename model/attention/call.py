@@ -297,8 +297,11 @@ def check_broadcast(name: str, overlay: Tensor, to: tuple[int, ...]) -> None:
     Leading axes may be missing.
     """
     shape = overlay.shape
+    if len(shape) == 3 and len(to) == 4 and shape[0] == to[0] == to[1] > 1:
+        problem = f"{name} {tuple(shape)} may be of {to[0]} texts or of {to[1]} heads"
+        raise ValueError(f"{problem}: write {name}[:, None] for one of each text, {name}[None] for one of each head.")
     if len(shape) > len(to) or any(n not in (1, m) for n, m in zip(reversed(shape), reversed(to), strict=False)):
-        remedy = "a (B, S) padding mask goes through padding_mask() first"
+        remedy = "a (B, S) padding mask goes through padding_mask() first, and one (B, T, S) is written [:, None]"
         raise ValueError(f"{name} {tuple(shape)} does not broadcast to (…, H, T, S) = {tuple(to)}; {remedy}.")
 
 

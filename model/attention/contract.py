@@ -15,6 +15,7 @@
 Hidden keys and values must be finite too: their weight is 0, and 0 times NaN is NaN. Fill padding with zeros.
 
 ValueError, naming the shapes or types, if the arguments do not fit together. Queries, keys and values have one type.
+What hides a key goes into the mask: a bias of −∞ or of the smallest number of its type is refused where a CPU can look.
 
 FORMS["sdpa"] and others are such functions. Each makes a Call of its arguments, as a layer does, and executors.py
 computes it. One of a person's own is made by a decorator: from_weights of a function of scores, attention_function of a
@@ -51,7 +52,7 @@ from model.attention.executors import (
     of_steps,
     run_call,
 )
-from model.attention.masks import as_bool
+from model.attention.masks import as_bool, check_bias
 from model.attention.registry import FORMS
 from model.attention.weighting import Own, Unknown, Weighting
 
@@ -189,3 +190,5 @@ def check_arguments(
     for name, overlay in (("mask", mask), ("bias", bias)):
         if overlay is not None:
             check_broadcast(name, overlay, (*qs[:-1], ks[-2]))
+    if bias is not None:
+        check_bias(bias)

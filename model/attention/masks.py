@@ -77,11 +77,28 @@ def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
     reads_values = not torch.compiler.is_compiling() and not mask.is_meta
     if reads_values and not (attend | (mask == 0)).all():
         problem = f"mask {tuple(mask.shape)} has numbers other than 1 (may attend) and 0 (may not)"
+        if mask.is_floating_point() and (mask <= torch.finfo(mask.dtype).min).any():
+            raise ValueError(f"{problem}; of an additive mask pass mask > torch.finfo(mask.dtype).min.")
         raise ValueError(f"{problem}; pass what should be added to the scores as `bias`.")
     if mask.is_floating_point() and reads_values and mask.numel() and not attend.any():
         problem = f"mask {tuple(mask.shape)} of floats is 0 everywhere, which hides every key"
         raise ValueError(f"{problem}; pass an additive mask as `bias`, or one that hides all as mask.bool().")
     return attend
+
+
+def check_bias(bias: Float[Tensor, "*shape"]) -> None:
+    """Raise ValueError if −∞, or the smallest number of its type, hides keys.
+
+    A row of them would be 0/0, and code that counts visible keys counts by the mask. On a GPU, which would have to be
+    waited for, nothing is checked.
+    """
+    if type(bias) is not Tensor or not bias.is_cpu or not is_eager() or not bias.numel():
+        return
+    least = bias.amin().item()
+    if least <= torch.finfo(bias.dtype).min:
+        problem = f"bias {tuple(bias.shape)} hides keys by {least:.3g}"
+        remedy = "pass mask = bias > torch.finfo(bias.dtype).min, and bias.masked_fill(~mask, 0) for what is left"
+        raise ValueError(f"{problem}: {remedy}.")
 
 
 def alibi_slopes(n_head: int) -> list[float]:
