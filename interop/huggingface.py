@@ -162,7 +162,8 @@ GPT2 = Target(
     settings={"position": "learned", "norm": "layernorm", "qk_norm": False, "bias": True, "qkv_bias": True},
     fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
     names={name: name for name in ("vocab_size", "n_embd", "n_layer", "n_head", "n_inner")}
-    | {"block_size": "n_positions", "norm_eps": "layer_norm_epsilon"},
+    | {"block_size": "n_positions", "norm_eps": "layer_norm_epsilon"}
+    | {"attention_dropout": "attn_pdrop", "dropout": "resid_pdrop"},
     weights={
         "token_embedding": "transformer.wte",
         "position_embedding": "transformer.wpe",
@@ -184,6 +185,8 @@ GPT2 = Target(
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
+        "attn_pdrop": 0.1,
+        "resid_pdrop": 0.1,
     },
     prefix="transformer.",
 )
@@ -241,7 +244,7 @@ INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
 # Settings that may be missing from their config.json.
-OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout")
+OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout", "dropout")
 # Settings that _obstacles() compares separately, or that change no logit.
 CHECKED = {"attention", "attention_window", "n_head", "tie_embeddings", "zero_init", "dropout", "score_softcap"}
 CHECKED |= {"rope_theta", "rope_scaling", "rope_scaling_factor", "rope_trained_length", "latent_size", "ngram_rows"}
@@ -703,9 +706,8 @@ def _their_config(model: GPT, model_type: str) -> dict[str, Any]:
     theirs = {their: ours[name] for name, their in target.names.items()} | target.fixed
     theirs["tie_word_embeddings"] = config.tie_embeddings
     if model_type == "gpt2":
-        dropout = {"attn_pdrop": config.attention_dropout, "embd_pdrop": config.dropout, "resid_pdrop": config.dropout}
         theirs["n_ctx"] = config.block_size  # an old name of n_positions, which llama.cpp's converter reads
-        return theirs | dropout | {"activation_function": GPT2_ACTIVATIONS[config.mlp]}
+        return theirs | {"embd_pdrop": config.dropout, "activation_function": GPT2_ACTIVATIONS[config.mlp]}
 
     # Windows and RoPE, which GPT-2 has not.
     types = [SLIDING if each.window is not None else "full_attention" for each in model.attentions]

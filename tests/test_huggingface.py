@@ -286,6 +286,21 @@ def test_other_spellings_of_the_same_model_come_in(settings, other, tmp_path):
     assert read_config(str(tmp_path)) == before
 
 
+def test_dropouts_go_over_and_come_back(tmp_path):
+    """As transformers computes them: GPT-2 has both, 0.1 if its config.json names none, the others one."""
+    for settings, kept in ((GPT2, (0.2, 0.3)), (LLAMA, (0.0, 0.3)), ({}, (0.0, 0.3))):
+        to_huggingface(random_gpt(**settings, dropout=0.2, attention_dropout=0.3), tmp_path)
+        back = read_config(str(tmp_path))
+        assert (back.dropout, back.attention_dropout) == kept
+        file = tmp_path / "config.json"
+        named = {name: value for name, value in json.loads(file.read_text()).items() if "drop" in name}
+        wanted = {"attn_pdrop": 0.3, "resid_pdrop": 0.2, "embd_pdrop": 0.2}
+        assert named == (wanted if settings is GPT2 else {"attention_dropout": 0.3})
+        file.write_text(json.dumps({n: v for n, v in json.loads(file.read_text()).items() if n not in named}))
+        bare = read_config(str(tmp_path))
+        assert (bare.dropout, bare.attention_dropout) == ((0.1, 0.1) if settings is GPT2 else (0.0, 0.0))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @torch.inference_mode()
 def test_a_folder_in_half_precision_has_the_rounded_weights_and_says_so(dtype, tmp_path):
