@@ -237,6 +237,7 @@ ANOTHER = "choose another model"
 PLAIN = "choose its version with plain float32, bfloat16 or float16 weights, adapters merged"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LAYERS = ("h", "layers")  # what the layers are called there
+LAYER = re.compile(rf"(?:.*\.)?(?:{'|'.join(LAYERS)})\.(\d+)\.")
 # Weights that change no logit: constants that older versions saved, and attention to an encoder, which a GPT has not.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 UNUSED = (".crossattention.", ".ln_cross_attn.")
@@ -392,6 +393,8 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
             remedy = f"set tie_word_embeddings to true if it shares the embedding, or {ANOTHER}"
             raise HuggingFaceError(fault, remedy, value=where)
 
+        _check_layers(weights, config.n_layer, where)
+
         # Count the weights first: building the shapes of a config.json with a billion layers would take forever.
         held = sum(tensor.numel() for tensor in weights.values())
         needed = count_weights(config)
@@ -450,6 +453,16 @@ def _check_files(folder: Path, files: list[Path]) -> None:
         elif others[0].endswith(".safetensors"):
             remedy = f"rename the file that you want to {wanted}"
         raise HuggingFaceError(f"{folder} has {', '.join(others)}, but no {wanted}", remedy)
+
+
+def _check_layers(weights: dict[str, Tensor], n_layer: int, where: str) -> None:
+    """Raise HuggingFaceError if the file has more or fewer layers than its config.json."""
+    held = {int(found[1]) for name in weights if (found := LAYER.match(name))}
+    if not held or held != {*range(len(held))} or len(held) == n_layer:
+        return
+    remedy = f"set num_hidden_layers (of a GPT-2 n_layer) to {len(held)} there"
+    remedy += ", or copy or download the others" if len(held) < n_layer else ": docs/library.md drops blocks afterwards"
+    raise HuggingFaceError(f"has {len(held)} layers, and its config.json {n_layer:,}", remedy, value=where)
 
 
 def _check_left_over(weights: dict[str, Tensor], used: set[str], where: str) -> None:

@@ -130,6 +130,12 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
     max_ids: the size of the model's vocabulary.
     """
     file = folder / "tokenizer.json"
+    if not file.exists():
+        if (folder / "tokenizer.model").exists():
+            raise HuggingFaceError("has a tokenizer.model, and no tokenizer.json", CHOOSE, value=folder)
+        remedy = "copy it there too, or write it of vocab.json and merges.txt by transformers: "
+        remedy += "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)"
+        raise HuggingFaceError("has no tokenizer.json", remedy, value=folder)
     with importing(file):
         # Read the pattern, the ids of the special tokens, and each other token's bytes by its id.
         content = json.loads(read_foreign(file))

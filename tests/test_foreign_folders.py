@@ -55,7 +55,11 @@ FOREIGN = {
     "a bias of the head": ({"lm_head.bias": ones(61)}, "has lm_head.bias"),
     "a norm more": ({"model.layers.0.post_feedforward_layernorm.weight": ones(32)}, "post_feedforward_layernorm"),
     "an adapter": ({f"{Q}.lora_A.default.weight": ones(2, 32)}, f"has {Q}.lora_A.default.weight"),
-    "a layer more": ({"model.layers.2.input_layernorm.weight": ones(32)}, "model.layers.2.input_layernorm.weight"),
+    "a layer more": ({"model.layers.2.input_layernorm.weight": ones(32)}, "has 3 layers, and its config.json 2: set"),
+    "a layer with a gap before it": (
+        {"model.layers.3.input_layernorm.weight": ones(32)},
+        "has model.layers.3.input_lay",
+    ),
 }
 
 

@@ -242,9 +242,10 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
         ({"head_dim": 16}, "cannot be read"),
         ({"vocab_size": 62}, r"asks for .*\): copy or download it again, or"),
         ({"vocab_size": 60}, "does not have the size"),
-        ({"num_hidden_layers": 3}, "where its config.json asks for"),
-        ({"num_hidden_layers": 10**9}, "where its config.json asks for"),
-        ({"num_hidden_layers": 10**9, "use_sliding_window": True}, "where its config.json asks for"),
+        ({"num_hidden_layers": 3}, "has 2 layers, and its config.json 3: set num_hidden_layers .* to 2 there"),
+        ({"num_hidden_layers": 1}, "has 2 layers, and its config.json 1: set num_hidden_layers .* to 2 there"),
+        ({"num_hidden_layers": 10**9}, "has 2 layers, and its config.json 1,000,000,000"),
+        ({"num_hidden_layers": 10**9, "use_sliding_window": True}, "has 2 layers, and its config.json 1,000,000,000"),
         ({"num_hidden_layers": None}, "cannot be read .n_layer=null is not a whole number"),
         ({"num_hidden_layers": 2.5, "use_sliding_window": True}, "cannot be read .n_layer=2.5 is not a whole number"),
         (

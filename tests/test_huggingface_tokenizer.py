@@ -231,6 +231,32 @@ def test_how_texts_were_last_cut_and_padded_changes_no_ids(cut, fill, bpe, tmp_p
     assert back.encode_ordinary(text) == bpe.encode_ordinary(text) and back.eot_token == bpe.eot_token
 
 
+def test_a_folder_without_a_tokenizer_json_is_told_how_to_make_one(tmp_path):
+    for name, message in (
+        (None, "copy it there too"),
+        ("vocab.json", "by transformers: "),
+        ("tokenizer.model", "choose"),
+    ):
+        if name:
+            (tmp_path / name).touch()
+        with pytest.raises(HuggingFaceError, match=f"no tokenizer.json: .*{message}"):
+            read_tokenizer_json(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_line_for_vocab_json_and_merges_txt_makes_their_ids(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = tokenizers.ByteLevelBPETokenizer()
+    text = Path(string.__file__).read_text()
+    theirs.train_from_iterator([text], vocab_size=500, special_tokens=[END_OF_TEXT], show_progress=False)
+    theirs.save_model(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "eos_token_id": 0}')
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    ours = read_tokenizer_json(tmp_path)
+    assert ours.encode(text) == theirs.encode(text).ids and ours.eot_token == 0
+
+
 def test_a_tokenizer_with_more_ids_than_its_model_is_refused(bpe, tmp_path):
     save_tokenizer_json(bpe, tmp_path, 16)
     assert read_tokenizer_json(tmp_path, bpe.n_vocab).n_vocab == bpe.n_vocab
