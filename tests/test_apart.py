@@ -247,6 +247,41 @@ def test_the_streams_begin_with_the_embedding_end_with_the_prediction_and_differ
         close(last - after, added[Part(layer)], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", some(SETTINGS, 2))
+def test_a_loss_after_every_block_has_the_gradient_of_its_differences_and_the_first_blocks_write_it(name):
+    """docs/library.md's early exit: hooks, for streams() has no gradient."""
+    model = random_gpt(**SETTINGS[name]).double()
+    assert not any(stream.requires_grad for stream in streams(model, TOKENS))
+
+    def loss():
+        after = []
+        hooks = [block.register_forward_hook(lambda block, arguments, x: after.append(x)) for block in model.blocks]
+        model(TOKENS)
+        for hook in hooks:
+            hook.remove()
+        return sum(model.logits(x).log_softmax(-1)[:, :-1, 7].sum() for x in after), after
+
+    total, after = loss()
+    for x, stream in zip(after, streams(model, TOKENS)[2::2], strict=True):
+        close(x, stream)
+    weight = model.blocks[0].mlp.down_proj.weight
+    (gradient,) = torch.autograd.grad(total, weight)
+    direction = torch.randn_like(weight)
+    with torch.no_grad():
+        values = []
+        for step in (1e-5, -2e-5):
+            weight += step * direction
+            values.append(loss()[0])
+        weight += 1e-5 * direction
+        close((gradient * direction).sum(), (values[0] - values[1]) / 2e-5, rtol=1e-5, atol=1e-6)
+        short = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+        short.blocks = short.blocks[:1]
+        short.config.n_layer = 1
+        short.number_layers()
+        assert short.blocks[0].mlp.down_proj.weight is weight
+        close(short(TOKENS), model.logits(after[0]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", some(["default", "biases", "grouped", "narrow", "softmax1", "mla", "gta", "delta+conv", "linear"], 3)

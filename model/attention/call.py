@@ -164,7 +164,7 @@ def add_bias(call: Call, row: Float[Tensor, "*#B H T"], column: Float[Tensor, "*
 def add_matrix(call: Call, matrix: Float[Tensor, "*#B #H #T S"]) -> Call:
     """Return the call with a bias of any kind added to its scores.
 
-    Only code that makes a (T, S) matrix serves it.
+    It is finite: what hides a key belongs in the mask. Only code that makes a (T, S) matrix serves it.
     """
     return call._replace(matrix=matrix if call.matrix is None else call.matrix + matrix)
 
