@@ -63,10 +63,11 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
 
 
 def idle_model_settings(model: GPTConfig) -> dict[str, tuple[str, str]]:
-    """Return the settings that the model's attention ignores, as TrainConfig.idle() does."""
+    """Return the model's settings without effect, as TrainConfig.idle() does: its attention ignores most of them."""
     # A choice of model= may set n_head, and position=learned is the GPT's, not the attention's.
     used = {"n_head"} | ({"position"} if model.position != "alibi" else set())
-    return {f"model.{name}": ("attention", model.attention) for name in unused_settings(model) - used}
+    idle = {f"model.{name}": ("attention", model.attention) for name in unused_settings(model) - used}
+    return idle if model.ngrams else idle | {"model.ngram_rows": ("model.ngrams", "null")}
 
 
 def device_of_job(device: str, number: int) -> str:

@@ -10,7 +10,7 @@ from conftest import random_gpt
 
 from model.config import GPTConfig
 from model.layers import Linear
-from training.config import OptimizerConfig, ScheduleConfig
+from training.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from training.distributed import Ranks
 from training.optimizer import (
     OPTIMIZERS,
@@ -24,7 +24,7 @@ from training.optimizer import (
     schedule_factor,
     set_learning_rate,
 )
-from training.start import tell_rates
+from training.start import tell_idle, tell_rates
 
 ROOT = Path(__file__).parent.parent
 
@@ -329,6 +329,28 @@ def test_a_name_alone_keeps_muons_rates_which_is_told_with_the_option_that_sets_
     written = yaml.safe_load((ROOT / "conf" / "optimizer" / "adamw.yaml").read_text())
     assert float(written["lr"]) == 1e-3 and written["embedding_lr"] is None
     assert yaml.safe_load((ROOT / "conf" / "schedule" / "cosine.yaml").read_text())["final_factor"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"schedule": ScheduleConfig(name="cosine", decay_fraction=0.2)}, "schedule.decay_fraction=0.2"),
+        ({"schedule": ScheduleConfig(name="constant", final_factor=0.5)}, "schedule.final_factor=0.5"),
+        ({"optimizer": OptimizerConfig(name="adamw", momentum=0.5)}, "optimizer.momentum=0.5"),
+        ({"schedule": ScheduleConfig(name="cosine", final_factor=0.5)}, ""),
+        ({"schedule": ScheduleConfig(decay_fraction=0.2, final_factor=0.5)}, ""),
+        ({"optimizer": OptimizerConfig(momentum=0.5)}, ""),
+        ({"optimizer": OptimizerConfig(name="adamw"), "schedule": ScheduleConfig(name="constant")}, ""),
+    ],
+)
+def test_settings_that_leave_each_rate_and_update_as_they_are_are_told(settings, told, caplog):
+    config = TrainConfig(**settings)
+    tell_idle(config)
+    assert [line.partition(" has no effect with ")[0] for line in caplog.messages] == [told][: bool(told)]
+    if told.startswith("schedule."):
+        plain = ScheduleConfig(name=config.schedule.name)
+        same = [[schedule_factor(each, step, step / 20, 20) for step in range(21)] for each in (config.schedule, plain)]
+        assert same[0] == same[1]
 
 
 def test_the_factor_scales_each_groups_own_peak_which_is_lr_unless_set():

@@ -352,6 +352,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "model.rope_scaling_factor=2": "model.rope_scaling_factor=2 has no effect with model.rope_scaling=none: leave it",
     "tokenizer=byte tokenizer.vocab_size=300": "tokenizer.vocab_size=300 has no effect with tokenizer=byte: leave it",
     "model.position=alibi model.rope_theta=5": "model.rope_theta=5 has no effect with model.position=alibi: leave it",
+    "model.ngram_rows=9": "model.ngram_rows=9 has no effect with model.ngrams=null: leave it",
     "wandb=true": "there is no setting wandb: did you mean wandb.mode or wandb.project or ",
     "wandb.tags=[{a:1}]": "is not a list of texts, as in '[a,b]', or null",
     "resume=a run_dir=b": "resume=a and run_dir=b are two folders: leave out run_dir",

@@ -1,6 +1,7 @@
 """TrainConfig: the settings of a training run, typed, and checked when made."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -38,6 +39,12 @@ NEEDS = (
     (STRETCHED, "model.position=rope"),
     ("model.rope_theta", "model.position=rope pope"),
     ("model.rope_fraction model.rope_proportional model.rope_scaling", "model.position=rope"),
+)
+# The same for settings that a search varies beside that one: a run tells of them, and is not refused.
+SEARCHED = (
+    ("optimizer.momentum", "optimizer.name=muon"),
+    ("schedule.decay_fraction", "schedule.name=warmup_stable_decay"),
+    ("schedule.final_factor", "schedule.name=warmup_stable_decay cosine"),
 )
 
 
@@ -279,13 +286,17 @@ class TrainConfig:
 
         model.attention.unused_settings() gives those that a form of attention ignores.
         """
-        found: dict[str, tuple[str, str]] = {}
         tasks = VOCABULARIES.keys()
         needs = (
             *NEEDS,
             ("data.task.vocab_size", f"data.source={' '.join(tasks)}"),
             ("data.task.items", f"data.source={' '.join(tasks - {'copy', 'induction'})}"),
         )
+        return self.lacking(needs)
+
+    def lacking(self, needs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, str]]:
+        """Return the settings of NEEDS or SEARCHED without the value that they need, as idle() does."""
+        found: dict[str, tuple[str, str]] = {}
         # A group of settings is idle unless the setting that it needs has one of some values.
         for names, needed in needs:
             setting, _, values = needed.partition("=")

@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from tiktoken import Encoding
 
 from common.console import Signals, in_notebook, show_log
-from common.errors import SettingsError, device_failed, first_line, lacks_memory
+from common.errors import SettingsError, device_failed, first_line, format_value, lacks_memory
 from common.files import os_errors_named, replace_text, user_path
 from common.settings import from_arguments
-from common.text import si
+from common.text import flat, si
 from data.batches import Dataset, TokenDataset
 from data.prepare import TOLD_SHARE, learned_share, prepare
 from data.tasks import TaskData
@@ -42,7 +42,7 @@ from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
 from runs.directory import lock_run, log_to, make_run_directory
 from runs.plugins import run_code
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
-from training.config import OptimizerConfig, TrainConfig
+from training.config import SEARCHED, OptimizerConfig, TrainConfig
 from training.device import (
     batch_to_device,
     can_compile,
@@ -110,6 +110,7 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
             note = stack.enter_context(threads_of_run(kept))
         run = build_run(config, ranks, device, saved)
         run.threads_note = note
+        tell_idle(config)
         tell_rates(config.optimizer)
         if ranks.is_first:
             prepare_directory(run, saved, log_handler, stack)
@@ -183,6 +184,14 @@ def tell_learned(config: TrainConfig, data: Dataset, before: str) -> None:
         if share >= TOLD_SHARE:
             fact = f"{share:.0%} of what is held out is in the text that the model has learned before"
             log.warning("%s: data.val_path= holds out another one.", fact)
+
+
+def tell_idle(config: TrainConfig) -> None:
+    """Warn of settings of the optimizer and the schedule that have no effect, unless they have their default."""
+    values, usual = flat(asdict(config)), flat(asdict(TrainConfig()))
+    for name, (reason, value) in config.lacking(SEARCHED).items():
+        if values[name] != usual[name]:
+            log.warning("%s=%s has no effect with %s=%s.", name, format_value(values[name]), reason, value)
 
 
 def tell_rates(optimizer: OptimizerConfig) -> None:
