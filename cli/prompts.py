@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tiktoken
 
 from common.console import print_error, progress_bar, say
-from common.errors import DataError, SettingsError, naming
+from common.errors import DataError, SettingsError, format_value, naming
 from common.files import os_errors_named, read_foreign, reading, regular, user_path
 from common.text import plural, visible
 from data.encoding import decode_text
@@ -40,6 +40,9 @@ Prompt = dict[str, Any]
 
 OF_SAMPLES = ("text", "finish", "made_by")
 """The fields of a result that the sample gives it."""
+
+OF_COMMAND = (*(field.name for field in fields(SamplingParams)), "num_samples")
+"""The settings of sampling that all prompts have in common."""
 
 
 class Job(NamedTuple):
@@ -140,6 +143,18 @@ def tell_replaced(prompts: Iterable[Prompt]) -> None:
         print_error(f"{plural(count, 'prompt')} with {names}, in whose place a result has its sample's: {remedy}.")
 
 
+def tell_settings(prompts: Iterable[Prompt], config: SampleConfig) -> None:
+    """Tell of fields of prompts that are named like settings of sampling, with another value than theirs."""
+    used = {name: format_value(getattr(config, name)) for name in OF_COMMAND}
+    used["max_tokens"] = used["max_new_tokens"]  # the name of OpenAI's batches
+    asked = [[name for name in used if name in each and format_value(each[name]) != used[name]] for each in prompts]
+    count = sum(map(bool, asked))
+    if count:
+        names = ", ".join(name for name in used if any(name in each for each in asked))
+        remedy = "type them, with a file of prompts for each value"
+        print_error(f"{plural(count, 'prompt')} with {names} of their own, which are the command's alone: {remedy}.")
+
+
 def read_prompts(where: str) -> list[Prompt]:
     """Return the prompts of prompts=WHERE: one a line, or records.
 
@@ -221,6 +236,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
     different = {(job.prompt["prompt"], 0 if is_greedy(config) else job.seed) for job in jobs}
     tell_equal(len(jobs), len(different), config)
     tell_replaced(prompts)
+    tell_settings(prompts, config)
     made_by = sampler_hash(checkpoint, config)
     with ExitStack() as stack:
         # Open the file, and skip what it has.

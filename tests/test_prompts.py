@@ -345,6 +345,26 @@ def test_fields_that_a_sample_replaces_are_told_and_others_kept(write, capsys):
     assert not capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            '{"prompt": "a", "temperature": 0.1}\n{"prompt": "b", "stop": ["x"], "top_k": 1}',
+            "2 prompts with temperature, top_k, stop of",
+        ),
+        ('[{"prompt": "a", "max_tokens": 3, "min_p": 0.5}, {"prompt": "b"}]', "1 prompt with min_p, max_tokens of"),
+        ('{"prompt": "a", "max_tokens": 9, "temperature": 0.8, "top_k": null, "num_samples": 1}', ""),
+        ('{"prompt": "a", "temp": "mild", "seed": 3}', ""),
+    ],
+)
+def test_settings_of_sampling_in_a_record_are_told_to_be_the_commands(write, tmp_path, content, said, capsys):
+    results = write(content)
+    told = capsys.readouterr().err
+    assert told.startswith(said) and bool(told) == bool(said)
+    (tmp_path / "results").unlink()
+    assert results[0]["text"] == write(json.dumps({"prompt": "a", "seed": results[0]["seed"]}))[0]["text"]
+
+
 def test_what_is_not_utf8_in_prompts_is_told_and_other_fields_stay(write, checkpoint, capsys):
     results = write('{"prompt": "caf\\udce9", "id": "x\\udcb2"}\n{"prompt": "b\\ud83d", "id": 2}')
     assert [(each["prompt"], each["id"]) for each in results] == [("caf\ufffd", "x\udcb2"), ("b\ufffd", 2)]
