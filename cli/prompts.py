@@ -28,6 +28,8 @@ from data.formats import (
     json_array,
     json_records,
     refuse_excels_line,
+    refuse_lines_before,
+    repeats_names,
     whole_number,
 )
 from data.tokenizer import END_OF_TEXT, encode_text, replace_surrogates
@@ -187,9 +189,12 @@ def prompt_rows(text: str, where: str) -> Iterator[Record]:
     _, names = csv_header(io.StringIO(text, newline=""), where)
     refuse_excels_line(where, names)
     if "prompt" not in names:
+        refuse_lines_before(io.StringIO(text, newline=""), where, "prompt")
         remedy = "call a column prompt, or name the file .txt to read its lines"
         raise DataError(f"has no column prompt, but {', '.join(names)}", remedy, value=where)
     for record in csv_records(io.StringIO(text, newline=""), where, "prompt"):
+        if len(record.fields) > 1 and repeats_names(record.fields):
+            continue
         seed = record.fields.pop("seed", "")
         if seed:
             record.fields["seed"] = int(seed) if seed.isdecimal() else seed

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from common.errors import DataError
 from common.text import visible
-from data.formats import beside, failures_named, open_bytes, stem_of, unpacking
+from data.formats import beside, failures_named, open_bytes, stem_of, unpacking, unpacking_of
 from data.tokenizer import LONGEST, replace_surrogates
 
 Open = Callable[[], BinaryIO]
@@ -106,10 +106,13 @@ def check_text(file: str, opened: Open | None = None) -> Damage | None:
     opened: opens the bytes of `file`; by default open_bytes() does. Raises NotText if it is binary or of another
     encoding, with the command that makes text of it.
     """
+    is_unpacked = opened is None
     opened = opened or (lambda: open_bytes(file))
     with failures_named(file):
         with opened() as stream:
-            refuse_binary(file, stream.read(LONGEST), opened)
+            head = stream.read(LONGEST)
+            refuse_packed(file, head, is_unpacked)
+            refuse_binary(file, head, opened)
         with opened() as stream:
             found = letters_of(stream)
     if found.nul:
@@ -181,6 +184,18 @@ def place_in(text: str, index: int, line: int, byte: int) -> str:
 def to_bytes(text: str) -> bytes:
     """Return the bytes of a text that was decoded with lone surrogates."""
     return text.encode("utf-8", "surrogateescape")
+
+
+def refuse_packed(file: str, head: bytes, is_unpacked: bool) -> None:
+    """Raise NotText if the first bytes of a file are those of a packed one: a prompt, or a file that was packed twice.
+
+    is_unpacked: whether they were unpacked before.
+    """
+    unpack = unpacking_of(head)
+    if unpack:
+        command = piped(file, unpack) if is_unpacked else f"{unpack} {shlex.quote(file)}"
+        step = f"{command} > {beside(file, 'new')}" if Path(file).is_file() else unpack
+        raise NotText(file, "packed twice" if is_unpacked else "packed", f"{step} unpacks it")
 
 
 def refuse_binary(file: str, head: bytes, opened: Open) -> None:

@@ -15,7 +15,7 @@ import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TextIO
@@ -54,11 +54,14 @@ FORMATS = {
     "csv": Kind("CSV file", (".csv", ".tsv")),
     "parquet": Kind("Parquet file", (".parquet",)),
 }
+LONGEST_WINDOW = zstd.DecompressionParameter.window_log_max
+WIDEST = {LONGEST_WINDOW: LONGEST_WINDOW.bounds()[1]}
+"""The option of Zstandard that reads every file; without it those of `zstd --long=28` and above are refused."""
 PACKINGS: dict[bytes, tuple[str, str, Callable[[str], Any]]] = {
     b"\x1f\x8b": (".gz", "gzip -dc", gzip.open),
     b"BZh": (".bz2", "bzip2 -dc", bz2.open),
     b"\xfd7zXZ\0": (".xz", "xz -dc", lzma.open),
-    b"\x28\xb5\x2f\xfd": (".zst", "zstd -dc", zstd.open),
+    b"\x28\xb5\x2f\xfd": (".zst", "zstd -dc --long=31", partial(zstd.open, options=WIDEST)),
 }
 """{first bytes of a packed file: (its ending, the command that unpacks it, the function that opens it)}."""
 PARQUET = b"PAR1"  # the first bytes of a Parquet file
@@ -71,6 +74,7 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 COMMAS = "sed 's/,[[:space:]]*$//'"  # the command that leaves out commas at line ends
 FIRST_LINE = 1 << 24  # bytes in which the first line of JSON lines must end
 MOST_JOINED = 3  # fields with text of a record for which a command joins them
+MOST_BEFORE = 50  # lines of a table in which that of the names is looked for
 LARGEST_ARRAY = 1 << 28  # bytes of a JSON array, which is read whole
 
 
@@ -160,7 +164,11 @@ def into_lines(file: str, command: str) -> str:
 def unpacking(file: str) -> str:
     """Return the command that unpacks a file; "" if it is not packed."""
     with Path(file).open("rb") as stream:
-        start = stream.read(max(map(len, PACKINGS)))
+        return unpacking_of(stream.read(max(map(len, PACKINGS))))
+
+
+def unpacking_of(start: bytes) -> str:
+    """Return the command that unpacks a file with these first bytes; "" if it is not packed."""
     return next((packing[1] for magic, packing in PACKINGS.items() if start.startswith(magic)), "")
 
 
@@ -392,6 +400,7 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
             )
     if field not in names:
         refuse_blanks(lines, source, delimiter, 1)  # quotes after them are letters of a name
+        refuse_lines_before(lines, source, field)
         error = missing_field(source, field, names)
         error.remedy += f"; if line 1 is a record and names no columns, {with_names(lines, source, field)}"
         raise error
@@ -434,11 +443,34 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
         csv.field_size_limit(before)
 
 
+def repeats_names(record: dict[str, Any]) -> bool:
+    """Return whether a row has the names of the columns again, as where cat has joined two tables."""
+    return all(name == str(value).lstrip(MARK).strip() for name, value in record.items())
+
+
 def refuse_excels_line(source: str, names: Sequence[str]) -> None:
     """Raise DataError if a table begins with a line for Excel, such as sep=;."""
     if [name.lower() for name in names] == ["sep=", ""]:
-        remedy = f"{without_first_line(source)} > {beside(source, 'new')} leaves it out"
+        remedy = f"{from_line(source, 2)} > {beside(source, 'new')} leaves it out"
         raise DataError("begins with a line for Excel, sep=", remedy, value=source)
+
+
+def refuse_lines_before(lines: TextIO, source: str, field: str) -> None:
+    """Raise DataError if a table has lines before that of the names: comments, a title, empty ones.
+
+    Call it for a table whose first line does not name `field`. It has the command that leaves them out.
+    """
+    for delimiter in DELIMITERS:
+        lines.seek(0)
+        widths = []
+        for number, line in enumerate(islice(lines, MOST_BEFORE), start=1):
+            with suppress(csv.Error):
+                names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
+                if number > 1 and field in names and len(names) not in widths:
+                    remedy = f"{from_line(source, number)} > {table_beside(source, 'new', delimiter)} leaves them out"
+                    raise DataError(f"has {plural(number - 1, 'line')} before the names", remedy, value=source)
+                if line.strip() and not line.startswith(("#", "%")):
+                    widths.append(len(names))
 
 
 def refuse_single_quotes(lines: TextIO, source: str) -> None:
@@ -566,15 +598,15 @@ def with_header(source: str, names: Sequence[str], delimiter: str) -> str:
     """Return the command that writes a table with other names in its first line."""
     header = io.StringIO()
     csv.writer(header, delimiter=delimiter, lineterminator="").writerow(names)
-    command = f"(echo {shlex.quote(header.getvalue())}; {without_first_line(source)})"
+    command = f"(echo {shlex.quote(header.getvalue())}; {from_line(source, 2)})"
     return f"{command} > {table_beside(source, 'named', delimiter)}"
 
 
-def without_first_line(source: str) -> str:
-    """Return the command that prints a file, unpacked, but for its first line."""
+def from_line(source: str, number: int) -> str:
+    """Return the command that prints a file, unpacked, from a line on."""
     unpack = unpacking(source)
     quoted = shlex.quote(source)
-    return f"{unpack} {quoted} | tail -n +2" if unpack else f"tail -n +2 {quoted}"
+    return f"{unpack} {quoted} | tail -n +{number}" if unpack else f"tail -n +{number} {quoted}"
 
 
 def table_beside(source: str, word: str, delimiter: str) -> str:
@@ -656,7 +688,7 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
                     value = value_of(row, field)
                     text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
                     yield Record(file, f"row {number}", {field: text})
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:  # OSError: damaged pages, or metadata of other files alone
         fault = f": the column {field} cannot be read ({first_line(error)})"
         raise DataError(fault, "copy or download it again, or leave it out", value=file) from error
 

@@ -38,6 +38,8 @@ from data.formats import (
     records_of,
     records_within,
     refuse_excels_line,
+    refuse_lines_before,
+    repeats_names,
     value_of,
     without_text,
 )
@@ -64,6 +66,9 @@ OF_RUNS = (("config.yaml", "train.log"), ("leaderboard.csv", "leaderboard.md"))
 
 OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
 """The files that save_to_disk() of the datasets library writes beside those of the records, which end in .arrow."""
+
+OF_PARQUET = ("_metadata", "_common_metadata")
+"""The files that Spark, Dask and others write beside those of the rows, which end in .parquet."""
 
 LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells its remedy)"
 
@@ -242,6 +247,9 @@ class Source:
         if not self._lacks_field(file):
             return
         refuse_excels_line(file, self.found[file].fields)
+        if self.found[file].name == "csv":
+            with opened_text(file, newline="") as lines:
+                refuse_lines_before(lines, file, self.config.text_field)
         having = sorted(
             name for name, each in self.found.items() if each.name != "text" and not self._lacks_field(name)
         )
@@ -305,6 +313,11 @@ class Source:
         field = self.config.text_field
         for record in records:
             where = f"{record.source} {record.place}"
+            if format == "csv" and repeats_names(record.fields):
+                if len(record.fields) > 1:  # of one column it may be a word
+                    self._note("Rows left out that repeat the names of the columns", 1, where)
+                    continue
+                self._note(f"Rows that repeat the name of the only column, {field}, which the model learns", 1, where)
             try:
                 text = value_of(record.fields, field)
             except KeyError:
@@ -501,9 +514,9 @@ def _dataset_records(config: DataConfig) -> Iterator[Record]:
 def find_files(path: str, format: str = "text", setting: str = "data.path") -> Files:
     """Return the regular files that a setting names: a file, a folder's or a glob's.
 
-    Leaves out a folder's hidden files, the runs and sweeps within it, and OF_DATASETS beside others. format: one of
-    FORMATS; if it is not text, of a folder the files whose endings name it, or if there are none, those whose content
-    is of it. Raises SettingsError if there are no files.
+    Leaves out a folder's hidden files, the runs and sweeps within it, and OF_DATASETS and OF_PARQUET beside others.
+    format: one of FORMATS; if it is not text, of a folder the files whose endings name it, or if there are none, those
+    whose content is of it. Raises SettingsError if there are no files.
     """
 
     def fail(error: OSError) -> None:  # os.walk() would pass over a closed folder
@@ -524,6 +537,8 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
             found = matches(root)
         if any(file.suffix == ".arrow" for file in found):
             found = [file for file in found if file.name not in OF_DATASETS]
+        if any(file.suffix == ".parquet" for file in found):
+            found = [file for file in found if file.name not in OF_PARQUET]
         files = sizes_of(found)
         if root.is_dir() and format != "text":
             named = {file: status for file, status in files.items() if is_named(file, format)}

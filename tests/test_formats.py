@@ -22,7 +22,7 @@ from cli.prompts import read_prompts
 from common.errors import DataError
 from data import texts
 from data.config import DataConfig
-from data.formats import zstd
+from data.formats import unpacking, zstd
 from data.texts import Source
 
 STORIES = ["one, two", 'She said "no",\nand left.', "drei; vier\tfünf", "日本語", "five"]
@@ -316,12 +316,35 @@ def test_parquet_that_cannot_be_read_is_refused_with_its_column_and_without_a_ne
     said = rf"^data\.path={file}: the column text cannot be read \(.*\): copy or download it again"
     with pytest.raises(DataError, match=said):
         read(file)
+    file.write_bytes(whole[:40] + bytes(each ^ 255 for each in whole[40:70]) + whole[70:])  # a page
+    with pytest.raises(DataError, match=said):
+        read(file)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"is Parquet, which needs pyarrow: pip install -e \"\.\[hf\]\""):
         read(file)
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_the_folder_that_spark_or_dask_writes_has_its_rows_alone(tmp_path):
+    """Of _metadata, whose rows are in other files, "cache_dir cannot be used" was said."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parts: list = []
+    schema = pa.schema([("text", pa.string())])
+    for lang, stories in {"de": STORIES[:3], "en": STORIES[3:]}.items():
+        (tmp_path / f"lang={lang}").mkdir()
+        write_parquet(tmp_path / f"lang={lang}" / "part-00000.snappy.parquet", stories)
+        parquet.write_to_dataset(pa.table({"text": stories}), tmp_path / "other", metadata_collector=parts)
+    shutil.rmtree(tmp_path / "other")
+    parquet.write_metadata(schema, tmp_path / "_common_metadata")
+    parquet.write_metadata(schema, tmp_path / "_metadata", metadata_collector=parts)
+    (tmp_path / "_SUCCESS").touch()
+    assert read(tmp_path)[0] == read(tmp_path / "**")[0] == STORIES
+    with pytest.raises(DataError, match=r"/_metadata: the column text cannot be read \(.*\): copy or download"):
+        read(tmp_path / "_metadata")
+
+
 def test_conversations_in_parquet_are_joined_by_the_command_that_is_named(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -573,6 +596,35 @@ def test_packed_files_one_after_the_other_are_one_text_and_a_cut_one_is_refused(
         read(tmp_path / f"cut.txt{ending}")
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+@pytest.mark.parametrize("ending", PACKED)
+def test_a_file_that_was_packed_twice_or_is_called_so_and_is_not(tmp_path, name, ending):
+    whole = write_lines(tmp_path / name).read_bytes()
+    (tmp_path / f"{name}{ending}").write_bytes(whole)  # a browser may unpack what it saves
+    texts = read(tmp_path / name)[0]
+    assert read(tmp_path / f"{name}{ending}")[0] == texts == STORIES
+    (tmp_path / f"{name}{ending}").write_bytes(PACKED[ending].compress(PACKED[ending].compress(whole)))
+    with pytest.raises(DataError, match=f"{name}{ending} is packed twice: ") as caught:
+        read(tmp_path / f"{name}{ending}", source="text")
+    if shutil.which(caught.value.remedy.split()[0]):
+        subprocess.run(["bash", "-c", caught.value.remedy.removesuffix(" unpacks it")], check=True)
+        assert next(tmp_path.glob("a.new.*")).read_bytes() == whole
+
+
+def test_a_window_of_zstandard_of_two_gigabytes_is_read(tmp_path):
+    """Dumps of Reddit are packed so: zstd --long=31. The command-line program unpacks them with --long alone."""
+    whole = write_lines(tmp_path / "a.jsonl").read_bytes()
+    options = {zstd.CompressionParameter.window_log: 31}
+    packed = zstd.ZstdCompressor(options=options)
+    (tmp_path / "b.jsonl.zst").write_bytes(packed.compress(whole[:9]) + packed.compress(whole[9:]) + packed.flush())
+    with pytest.raises(zstd.ZstdError, match="too much memory"):
+        zstd.decompress((tmp_path / "b.jsonl.zst").read_bytes())
+    assert read(tmp_path / "b.jsonl.zst")[0] == STORIES
+    if shutil.which("zstd"):
+        command = f"{unpacking(str(tmp_path / 'b.jsonl.zst'))} {tmp_path}/b.jsonl.zst"
+        assert subprocess.run(["bash", "-c", command], check=True, capture_output=True).stdout == whole
+
+
 # Other people's files
 
 
@@ -740,6 +792,60 @@ def test_a_table_with_excels_first_line_is_refused_with_the_command_that_leaves_
         read(file)
     subprocess.run(["bash", "-c", caught.value.remedy.removesuffix(" leaves it out")], check=True)
     assert read(tmp_path / "my table.new.csv")[0] == STORIES
+
+
+BEFORE = ["# made by a program, version 3\n", "# made\n# text\n\n", "Stories\n\n", "\n", "% one;two,three\n"]
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("name", ["my table.csv", "my table.tsv", "one.csv", "my table.csv.gz"])
+def test_a_table_with_lines_before_its_names_is_refused_with_the_command_that_leaves_them_out(tmp_path, before, name):
+    """The advice was to choose a comment as the column, or to give names, with which the real names were a document."""
+    if name == "one.csv" and before.startswith("Stories"):
+        return  # it may be a text as others
+    rows = [["text"], *([story] for story in STORIES)] if name == "one.csv" else [["id", "text"], *enumerate(STORIES)]
+    written = io.StringIO(newline="")
+    csv.writer(written, delimiter="\t" if "tsv" in name else ",", lineterminator="\n").writerows(rows)
+    content = (before + written.getvalue()).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(DataError, match=rf"has {before.count(chr(10))} lines? before the names: ") as caught:
+        read(tmp_path / name)
+    subprocess.run(["bash", "-c", caught.value.remedy.removesuffix(" leaves them out")], check=True)
+    assert read(next(tmp_path.glob("*.new.*")))[0] == STORIES
+
+
+@pytest.mark.parametrize("begin", ["spam,hello\nham,there\n", "# a\n", "one\ntwo\n"])
+def test_a_table_without_names_in_which_the_word_stands_later_has_no_lines_before_them(tmp_path, begin):
+    (tmp_path / "a.csv").write_text(f"{begin}{'spam,' * (',' in begin)}text\n")
+    with pytest.raises(DataError, match="if line 1 is a record and names no columns" if begin[0] != "#" else "before"):
+        read(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("name", ["all.csv", "all.tsv", "marked.csv", "windows.csv"])
+def test_the_names_of_a_table_again_where_cat_has_joined_two_are_no_document(tmp_path, name):
+    written = io.StringIO(newline="")
+    end = "\r\n" if name == "windows.csv" else "\n"
+    rows = csv.writer(written, delimiter="\t" if ".tsv" in name else ",", lineterminator=end)
+    rows.writerows([["id", "text"], *enumerate(STORIES), ["id", "once, text"]])
+    one = written.getvalue().encode()
+    (tmp_path / name).write_bytes((b"\xef\xbb\xbf" * (name == "marked.csv") + one) * 3)
+    found, source = read(tmp_path / name)
+    assert found == [*STORIES, "once, text"] * 3
+    fact = "Rows left out that repeat the names of the columns"
+    assert source.notes[fact][0] == 2 and source.notes[fact][1][0].startswith(f"{tmp_path / name} line ")
+    # In a table of one column it may be a word.
+    (tmp_path / "words.csv").write_text("text\nword\ntext\n")
+    found, source = read(tmp_path / "words.csv")
+    assert found == ["word", "text"]
+    assert [fact for fact in source.notes if fact.startswith("Rows that repeat the name of the only column")]
+
+
+def test_the_names_again_are_no_prompt(tmp_path):
+    (tmp_path / "all.csv").write_text("seed,prompt\n1,a\nseed,prompt\n2,b\n")
+    assert read_prompts(str(tmp_path / "all.csv")) == [{"prompt": "a", "seed": 1}, {"prompt": "b", "seed": 2}]
+    (tmp_path / "made.csv").write_text("# made\nseed,prompt\n1,a\n")
+    with pytest.raises(DataError, match=r"has 1 line before the names: tail -n \+2 "):
+        read_prompts(str(tmp_path / "made.csv"))
 
 
 QUOTED = ['"So," he said.', "end", 'a "b" c', 'twelve 5", 6" nails', "C:\\new\\", 'a \\"b\\" c', '"', "two\nlines"]

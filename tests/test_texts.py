@@ -475,6 +475,15 @@ def test_the_settings_that_keep_the_splits_of_a_data_set_apart_are_named(tmp_pat
         assert learned and held and not {*learned} & {*held} and all("rain" in text for text in learned)
 
 
+def test_the_metadata_of_a_folder_of_parquet_are_none_of_its_files(tmp_path):
+    for name in ("part-0.parquet", "_metadata", "_common_metadata", "lang=en/part-1.parquet", "notes/_metadata.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    names = {str(Path(file).relative_to(tmp_path)) for file in find_files(str(tmp_path))}
+    assert names == {"part-0.parquet", "lang=en/part-1.parquet", "notes/_metadata.txt"}
+    assert [*find_files(str(tmp_path / "_*"))] == [str(tmp_path / "_common_metadata"), str(tmp_path / "_metadata")]
+
+
 def test_byte_order_marks_of_joined_files_are_told_and_are_no_part_of_records(tmp_path):
     mark = b"\xef\xbb\xbf"
     contents = {
@@ -500,6 +509,8 @@ def test_byte_order_marks_of_joined_files_are_told_and_are_no_part_of_records(tm
     )
     assert source.note_lines() == [
         f"{fact}: 2, first in {tmp_path}/b.txt, {tmp_path}/c.txt.",
+        "Rows that repeat the name of the only column, text, which the model learns: "
+        f"1, first in {tmp_path}/d.csv line 3.",
         f"Records with byte order marks in text, which the model learns: 1, first in {tmp_path}/d.csv line 3.",
     ]
     # The command that is named removes them.
