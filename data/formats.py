@@ -75,6 +75,8 @@ COMMAS = "sed 's/,[[:space:]]*$//'"  # the command that leaves out commas at lin
 FIRST_LINE = 1 << 24  # bytes in which the first line of JSON lines must end
 MOST_JOINED = 3  # fields with text of a record for which a command joins them
 MOST_BEFORE = 50  # lines of a table in which that of the names is looked for
+ASSIGNMENT = re.compile(r"\s*(?:(?:var|let|const)\s+)?[\w.$]+\s*=\s*(?=[\[{])")
+MOST_NAMES = 50  # fields that a sentence lists
 LARGEST_ARRAY = 1 << 28  # bytes of a JSON array, which is read whole
 
 
@@ -313,10 +315,15 @@ def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
             raise DataError(f"{place} is not a JSON object", "write each record as {...}", value=source)
 
 
-def records_within(file: str) -> str:
-    """Return the path in jq of the longest list of objects in a JSON object; "" if it has none."""
+def records_within(file: str, field: str) -> str:
+    """Return the program of jq that makes records of a file with a JSON object; "" if it has none.
+
+    They are its table, or else its longest list of objects.
+    """
     with opened_text(file) as stream, suppress(ValueError, RecursionError):
         whole = json.loads(stream.read(LARGEST_ARRAY), parse_int=whole_number)
+        if isinstance(whole, dict) and rows_within(whole, field):
+            return rows_within(whole, field)
         lists = {
             name: len(value)
             for name, value in (whole.items() if isinstance(whole, dict) else ())
@@ -324,6 +331,50 @@ def records_within(file: str) -> str:
         }
         if lists:
             return f"{path_of(whole, max(lists, key=lambda name: lists[name]))}[]"
+    return ""
+
+
+def has_one_line(file: str) -> bool:
+    """Return whether a file has a single line with text."""
+    with opened_text(file) as lines:
+        return len([*islice(filter(str.strip, lines), 2)]) == 1
+
+
+def is_assigned(file: str) -> bool:
+    """Return whether a file is JSON after an assignment of JavaScript, such as Twitter's tweets.js."""
+    with opened_text(file) as stream:
+        content = stream.read(1 << 12)
+        begun = ASSIGNMENT.match(content)
+        if begun:
+            content += stream.read(LARGEST_ARRAY)
+            with suppress(ValueError, RecursionError):
+                json.loads(content[begun.end() :].rstrip().removesuffix(";"), parse_int=whole_number)
+                return True
+    return False
+
+
+def rows_within(whole: dict[str, Any], field: str) -> str:
+    """Return the program of jq that makes records of an object that is a table with `field`; "" if it is none.
+
+    So is what pandas writes: {"text": {"0": …}} by columns, {"0": {"text": …}} by rows, or rows beside names.
+    """
+    texts, names, rows = whole.get(field), whole.get("columns"), whole.get("data")
+    each = f"{{{json.dumps(field)}: .}}"
+    same = [name for name, value in whole.items() if isinstance(texts, list) and isinstance(value, list)]
+    if isinstance(texts, dict) and len(texts) > 1 and all(map(str.isdecimal, texts)):
+        return f".{json.dumps(field)}[] | {each}"
+    if len(same) > 1 and len({len(whole[name]) for name in same}) == 1:  # lists of one length
+        return f".{json.dumps(field)}[] | {each}"
+    if isinstance(names, list) and field in names and isinstance(rows, list):
+        return f".data[] | {{{json.dumps(field)}: .[{names.index(field)}]}}"
+    if len(whole) > 1 and all(isinstance(row, dict) and field in row for row in whole.values()):
+        return ".[]"
+    if len(whole) > 1 and all(name.isdecimal() and isinstance(text, str) for name, text in whole.items()):
+        return f".[] | {each}"
+    for name, value in whole.items():
+        is_rows = isinstance(value, list) and all(isinstance(row, dict) and field in row for row in value)
+        if is_rows and value and name != field:  # else it is a text in parts
+            return f"{path_of(whole, name)}[]"
     return ""
 
 
@@ -780,6 +831,9 @@ def without_text(record: Record, field: str, format: str) -> DataError:
     except KeyError:
         fault = f"{place} has no field data.text_field={field}"
         others = {} if names else fields
+    table = rows_within(fields, field) if format == "jsonl" and has_one_line(source) else ""
+    if table:
+        return DataError(fault, f"{jq(source, table)} makes a line of each row", value=source)
     # A conversation is a list of objects: jq joins its strings.
     for name, value in others.items():
         if format and isinstance(value, (list, dict)) and '"' in json.dumps(value):
@@ -793,7 +847,7 @@ def without_text(record: Record, field: str, format: str) -> DataError:
             else:
                 step = f"{jq(source, each_record + joined(path, value, name, field))} joins the strings in {name}"
             return DataError(fault, step, value=source)
-    remedy = f"choose one of {', '.join(names)}" if names else "choose another field"
+    remedy = f"choose one of {listed(names)}" if names else "choose another field"
     remedy += ", or data=text" * bool(format) + numbers
     # Such as a question and its answer: one alone would lose half of the text. Other records may have one that is null.
     pair = [name for name, value in fields.items() if isinstance(value, str) or value is None]
@@ -826,10 +880,15 @@ def path_of(record: dict[str, Any], field: str) -> str:
     return "".join(f".{json.dumps(part)}" for part in parts)
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return names in a row, the first ones if they are many."""
+    return ", ".join([*names[:MOST_NAMES], *["…"] * (len(names) > MOST_NAMES)])
+
+
 def missing_field(source: str, field: str, names: Sequence[str], is_text: bool = True) -> DataError:
     """Return the error for a file of which no record has the field of its text.
 
     is_text: whether data=text can read the file as it is.
     """
-    remedy = f"choose one of {', '.join(names)}" if names else "write one"
+    remedy = f"choose one of {listed(names)}" if names else "write one"
     return DataError(f"has no field data.text_field={field}", remedy + ", or data=text" * is_text, value=source)

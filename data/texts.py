@@ -33,7 +33,9 @@ from data.formats import (
     Record,
     format_of,
     has_field,
+    is_assigned,
     is_named,
+    listed,
     opened_text,
     records_of,
     records_within,
@@ -74,6 +76,9 @@ LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells i
 
 SPLIT_WORD = re.compile(r"(?i)(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|held_?out)(?![a-z])")
 """The words by which a name of a file or folder tells a split of a data set."""
+
+FOREIGN_MARK = re.compile(r"<\|(?:startoftext|begin_of_text|end_of_text|bos|eos)\|>|<(?:bos|eos|BOS|EOS)>")
+"""The marks of the beginning and the end of a text for other models; here they are letters."""
 
 Files = dict[str, tuple[int, int]]
 """{path: (size, mtime_ns)}."""
@@ -201,12 +206,12 @@ class Source:
         if self.config.source == "tales":
             yield from ([tale] for tale in tales(self.config.tales))
         elif self.config.source == "hf" and not self.config.path:
-            yield from self._texts_of(_dataset_records(self.config))
+            yield from self._note_marks(self._texts_of(_dataset_records(self.config)), self.name)
         else:
             with naming(self.setting, self.value, self.place):
                 for file in self.files:
                     try:
-                        yield from self._documents_of(file)
+                        yield from self._note_marks(self._documents_of(file), file)
                     except DataError as error:
                         # A command writes a new file, and the old one would be refused again.
                         if len(self.files) > 1 and " > " in error.remedy:
@@ -292,18 +297,36 @@ class Source:
         found = self.found[file]
         noun = FORMATS[found.name].noun
         if self.formats[file] != found.name:
-            fields = f" with {', '.join(found.fields)}" if found.fields else ""
+            fields = f" with {listed(found.fields)}" if found.fields else ""
             remedy = "leave out data=text" if self.config.source == "text" else "data.text_field= names their text"
             self._note(f"Files of records read as they are ({remedy})", 1, f"{file} (a {noun}{fields})")
         elif found.name != "text" and not found.is_named:
             fact = "Files of records by their content alone (data=text reads all as text)"
             self._note(fact, 1, f"{file} (a {noun})")
         elif found.name == "text" and is_named(file, "json"):
-            path = records_within(file) if len(self.files) == 1 else ""
+            path = records_within(file, self.config.text_field) if len(self.files) == 1 else ""
             command = f"jq -c {shlex.quote(path)} FILE > LINES.jsonl" if path else "jq"
             self._note(
                 f"JSON files without a list of records, read as they are ({command} makes JSON lines of one)", 1, file
             )
+
+        elif found.name == "text" and Path(file).suffix == ".js" and is_assigned(file):
+            command = "sed '1s/^[^=]*=//; $s/; *$//' FILE > FILE.json"
+            self._note(f"Files of JSON after an assignment, read as they are ({command} leaves it out)", 1, file)
+
+    def _note_marks(self, documents: Iterable[Iterable[str]], where: str) -> Iterator[Iterable[str]]:
+        """Yield documents, and note those with the marks of a beginning or an end that other programs need."""
+        counts = Counter[str]()
+        for document in documents:
+            texts = iter(document)
+            first = next(texts, "")
+            counts.update({*FOREIGN_MARK.findall(first)})
+            yield chain([first], texts) if first else []
+        for mark, number in counts.items():
+            remedy = f"sed 's/{mark}//g' removes it"
+            if re.match(r"(?i)<\|?e", mark):
+                remedy = f"{shlex.quote(f'data.separator={mark}')} ends documents there"
+            self._note(f"Documents with {mark}, whose letters the model learns ({remedy})", number, where)
 
     def _texts_of(self, records: Iterable[Record], format: str = "") -> Iterator[Iterable[str]]:
         """Yield the documents of records; one whose text is null has none.
@@ -414,7 +437,7 @@ class Source:
         for file in self.formats:
             if self.found[file].fields:
                 problem = f"{file} has no field data.text_field={field}"
-                raise DataError(problem, f"choose one of {', '.join(self.found[file].fields)}")
+                raise DataError(problem, f"choose one of {listed(self.found[file].fields)}")
         problem = f"data.text_field={field} names a field of records, and there are none ({self.describe()})"
         raise DataError(problem, "leave it out, or give JSON lines or a table whose name ends in .jsonl or .csv")
 

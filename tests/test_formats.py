@@ -511,6 +511,70 @@ def test_the_command_for_an_object_of_json_makes_lines_of_its_longest_list_of_re
     assert read(tmp_path / "LINES.jsonl")[0] == STORIES
 
 
+TABLES = {
+    "columns": {"id": {"0": 1, "1": 2}, "text": {"0": "one", "1": "two\nlines"}},
+    "a column": {"text": {"7": "one", "8": "two\nlines"}},
+    "a series": {"0": "one", "1": "two\nlines"},
+    "rows": {"x": {"id": 1, "text": "one"}, "y": {"id": 2, "text": "two\nlines"}},
+    "apart from names": {"columns": ["id", "text"], "index": [0, 1], "data": [[1, "one"], [2, "two\nlines"]]},
+    "a schema": {"schema": {"fields": ["a"], "pandas_version": "1"}, "data": [{"text": "one"}, {"text": "two\nlines"}]},
+    "lists": {"id": [1, 2], "text": ["one", "two\nlines"]},
+    "a version": {"version": "1.1", "title": "x", "data": [{"text": "one"}, {"text": "two\nlines"}]},
+}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_table_in_one_object_of_json_has_the_command_that_makes_a_line_of_each_row(tmp_path, name, indent):
+    """pandas writes such; the texts of all rows were joined to one, or the names of the rows were to choose from."""
+    (tmp_path / "a.json").write_text(json.dumps(TABLES[name], indent=indent))
+    if indent:
+        said = read(tmp_path / "a.json")[1].note_lines()[0]
+        command = re.search(r"\((jq .*) makes JSON lines", said)[1].replace("FILE", "a.json")
+    else:
+        with pytest.raises(DataError, match="makes a line of each row") as caught:
+            read(tmp_path / "a.json")
+        command = caught.value.remedy.removesuffix(" makes a line of each row").replace("a.lines", "LINES")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    assert read(tmp_path / "LINES.jsonl")[0] == ["one", "two\nlines"]
+
+
+def test_lists_in_several_lines_are_no_table_and_many_names_are_cut(tmp_path):
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(TABLES['lists'])}\n" * 2)
+    with pytest.raises(DataError, match="joins the strings in text"):
+        read(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_text(json.dumps({f"c{number}": "a" for number in range(300)}))
+    with pytest.raises(DataError, match="choose one of c0, c1, .*c49, …, or data=text"):
+        read(tmp_path / "a.jsonl")
+
+
+ASSIGNED = [
+    "window.YTD.tweets.part0 = {}",
+    "var a={}",
+    "const data = {};\n",
+    "  let $x = {} ;  \n",
+    "module.exports = {}",
+]
+
+
+@pytest.mark.parametrize("written", ASSIGNED)
+def test_json_after_an_assignment_is_told_with_the_command_that_leaves_it_out(tmp_path, written):
+    """Such as tweets.js of Twitter's archives, which was learned with its braces and numbers without a word."""
+    rows = [{"tweet": {"id": "1", "full_text": story}} for story in STORIES]
+    (tmp_path / "tweets.js").write_text(written.format(json.dumps(rows, indent=1)))
+    fact = next(iter(read(tmp_path / "tweets.js")[1].notes))
+    command = re.search(r"read as they are \((.*) leaves it out", fact)[1].replace("FILE", "tweets.js")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    assert read(tmp_path / "tweets.js.json", text_field="tweet.full_text")[0] == STORIES
+
+
+@pytest.mark.parametrize("written", ["x = [1, 2].map(y => y)", "function f() { a = {b: 1} }", "a == [1]", "// a = [1]"])
+def test_a_program_of_javascript_is_a_text(tmp_path, written):
+    (tmp_path / "a.js").write_text(written)
+    assert not read(tmp_path / "a.js")[1].notes
+
+
 NESTED = [{"id": 1, "content": {"text": "one", "of": None}}, {"content": None}, {"content": {"text": "two"}}]
 
 

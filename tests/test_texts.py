@@ -484,6 +484,34 @@ def test_the_metadata_of_a_folder_of_parquet_are_none_of_its_files(tmp_path):
     assert [*find_files(str(tmp_path / "_*"))] == [str(tmp_path / "_common_metadata"), str(tmp_path / "_metadata")]
 
 
+@pytest.mark.parametrize(
+    ("mark", "remedy"),
+    [
+        ("<|startoftext|>", "sed 's/<|startoftext|>//g' removes it"),
+        ("<bos>", "sed 's/<bos>//g' removes it"),
+        ("<|begin_of_text|>", "sed 's/<|begin_of_text|>//g' removes it"),
+        ("<|end_of_text|>", "'data.separator=<|end_of_text|>' ends documents there"),
+        ("<eos>", "'data.separator=<eos>' ends documents there"),
+    ],
+)
+def test_the_marks_of_other_models_in_a_text_are_told_with_what_makes_documents_of_it(tmp_path, mark, remedy):
+    file = tmp_path / "a.txt"
+    file.write_text(f"one {mark} two<|endoftext|>three<|endoftext|>{mark}four{mark}")
+    source = of_path(file)
+    assert len(read(source)) == 3
+    fact = f"Documents with {mark}, whose letters the model learns ({remedy}): 2, first in {file}."
+    assert source.note_lines() == [fact]
+    if remedy.startswith("sed"):
+        command = f"{remedy.removesuffix(' removes it')} a.txt > b.txt"
+        subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+        source = of_path(tmp_path / "b.txt")
+        assert read(source) == ["one  two", "three", "four"]
+    else:
+        source = of_path(file, separator=mark)
+        assert read(source) == ["one ", " two<|endoftext|>three<|endoftext|>", "four"]
+    assert not source.note_lines()
+
+
 def test_byte_order_marks_of_joined_files_are_told_and_are_no_part_of_records(tmp_path):
     mark = b"\xef\xbb\xbf"
     contents = {
