@@ -483,6 +483,12 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
                 if command:
                     remedy += f"; if each row begins with its number, {command} names it"
                 raise DataError(f"line {begins} has {counts}", remedy, value=source)
+            if len(row) == len(names) > 1 and row != names and sorted(row) == sorted(names):
+                remedy = (
+                    f"{from_line(source, begins)} > {table_beside(source, 'rest', delimiter)} writes those from there"
+                )
+                remedy += f", and {first_lines(source, begins)} > {table_beside(source, 'first', delimiter)} the others"
+                raise DataError(f"line {begins} has the names in another order", remedy, value=source)
             if row:
                 yield Record(source, f"line {begins}", dict(zip(names, row, strict=False)))
             begins = rows.line_num + 1
@@ -658,6 +664,13 @@ def from_line(source: str, number: int) -> str:
     unpack = unpacking(source)
     quoted = shlex.quote(source)
     return f"{unpack} {quoted} | tail -n +{number}" if unpack else f"tail -n +{number} {quoted}"
+
+
+def first_lines(source: str, number: int) -> str:
+    """Return the command that prints a file, unpacked, before a line."""
+    unpack = unpacking(source)
+    quoted = shlex.quote(source)
+    return f"{unpack} {quoted} | head -n {number - 1}" if unpack else f"head -n {number - 1} {quoted}"
 
 
 def table_beside(source: str, word: str, delimiter: str) -> str:

@@ -904,6 +904,21 @@ def test_the_names_of_a_table_again_where_cat_has_joined_two_are_no_document(tmp
     assert [fact for fact in source.notes if fact.startswith("Rows that repeat the name of the only column")]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_table_joined_to_one_with_its_columns_in_another_order_is_refused_with_what_divides_them(tmp_path, packed):
+    """Of the second one the numbers were learned, without a word."""
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator="\n").writerows([["id", "text"], *enumerate(STORIES), ["text", "id"]])
+    csv.writer(written, lineterminator="\n").writerows([story, number] for number, story in enumerate(STORIES))
+    file = tmp_path / f"all.csv{'.gz' * packed}"
+    file.write_bytes(gzip.compress(written.getvalue().encode()) if packed else written.getvalue().encode())
+    with pytest.raises(DataError, match="line 8 has the names in another order: ") as caught:
+        read(file)
+    for command in re.split(" writes those from there, and | the others", caught.value.remedy)[:2]:
+        subprocess.run(["bash", "-c", command], check=True)
+    assert read(tmp_path / "all.first.csv")[0] == read(tmp_path / "all.rest.csv")[0] == STORIES
+
+
 def test_the_names_again_are_no_prompt(tmp_path):
     (tmp_path / "all.csv").write_text("seed,prompt\n1,a\nseed,prompt\n2,b\n")
     assert read_prompts(str(tmp_path / "all.csv")) == [{"prompt": "a", "seed": 1}, {"prompt": "b", "seed": 2}]
