@@ -49,6 +49,7 @@ from train import train, train_step
 from training.config import DataConfig, TrainConfig
 from training.distributed import Ranks
 from training.evaluation import evaluate
+from training.guest import defaults_of_torch
 from training.plan import plan_run
 
 FLAGS: dict[str, Callable[[], Any]] = {
@@ -177,6 +178,53 @@ def a_program(monkeypatch) -> Iterator[None]:
         np.random.seed(2)
         torch.manual_seed(3)
         yield
+
+
+@contextlib.contextmanager
+def torch_of_a_program() -> Iterator[None]:
+    """Another type, device, autocast and no gradients by default."""
+    kept = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode(), torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
+            yield
+    finally:
+        torch.set_default_dtype(kept)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_torch_is_within_a_run_as_in_a_new_process(enabled):
+    weight = torch.full((4, 4), 1.001, requires_grad=True)
+    with torch_of_a_program(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        before = state()
+        with defaults_of_torch():
+            for _ in range(2):  # autocast would keep the first cast of a weight
+                product = torch.ones(4, 4) @ weight
+                product.sum().backward()
+                assert (product.dtype, product.device.type) == (torch.float32, "cpu")
+                with torch.autocast("cpu", torch.bfloat16):
+                    half = torch.ones(4, 4) @ weight
+                assert half.unique().tolist() == [4 * round(weight[0, 0].item(), 2)]
+                with torch.no_grad():
+                    weight += 1
+        assert_unchanged(before, state())
+    assert weight.grad is not None and weight.grad.unique().tolist() == [8]
+
+
+@pytest.mark.slow
+def test_a_run_computes_the_same_where_a_program_has_changed_what_torch_does_by_default(train_config, tmp_path):
+    def weights(name, **changes):
+        directory = tmp_path / name
+        train(replace(train_config, run_dir=str(directory), max_steps=3, **changes))
+        return load_file(directory / "checkpoints/last/model.safetensors")
+
+    outside = weights("outside"), weights("half", precision="bf16")
+    with torch_of_a_program():
+        before = state()
+        inside = weights("inside"), weights("half_inside", precision="bf16")
+        assert_unchanged(before, state())
+    for one, two in zip(outside, inside, strict=True):
+        assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 OWN = """

@@ -5,7 +5,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ def process_kept() -> Iterator[None]:
     """Give back, also after an error, what a run sets for its whole process.
 
     These are the generators of torch's CPU, numpy and Python, the flags of determinism, CUDA's current device, the
-    filters of warnings, and whether the log is disabled. Signal handlers, float32 products, a GPU's generator and the
-    handlers of the log have contexts of their own, where they are set.
+    filters of warnings, whether the log is disabled, and the defaults_of_torch(). Signal handlers, float32 products, a
+    GPU's generator and the handlers of the log have contexts of their own, where they are set.
     """
     # Note them.
     drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -32,7 +32,8 @@ def process_kept() -> Iterator[None]:
     filters = warnings.filters[:]
     is_disabled = log.disabled
     try:
-        yield
+        with defaults_of_torch():
+            yield
     finally:
         # Give them back, each only if it has changed: to set determinism imports torch's compiler, and to reset the
         # filters shows old warnings again.
@@ -52,6 +53,33 @@ def process_kept() -> Iterator[None]:
             warnings.resetwarnings()  # Python caches what the filters say until one of these functions is called
             warnings.filters = filters
         log.disabled = is_disabled
+
+
+@contextmanager
+def defaults_of_torch() -> Iterator[None]:
+    """Compute, inside, as in a new process: with gradients, in float32, on the CPU, without autocast.
+
+    An earlier cell of a notebook may have chosen otherwise, or the caller may be in a context that does.
+    """
+    dtype = torch.get_default_dtype()
+    elsewhere = torch.get_default_device().type != "cpu"
+    casts = [device for device in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(device)]
+    is_cached = torch.is_autocast_cache_enabled()
+    is_within = torch.autocast_increment_nesting() > 1  # an autocast of the caller, which may be disabled
+    torch.autocast_decrement_nesting()
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu") if elsewhere else nullcontext():
+        try:
+            torch.set_default_dtype(torch.float32)
+            for device in casts:
+                torch.set_autocast_enabled(device, False)
+            # torch would keep the casts of the first step's weights until the caller's autocast ends.
+            torch.set_autocast_cache_enabled(is_cached and not is_within)
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            for device in casts:
+                torch.set_autocast_enabled(device, True)
+            torch.set_autocast_cache_enabled(is_cached)
 
 
 @contextmanager
