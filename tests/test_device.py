@@ -8,6 +8,7 @@ import os
 import random
 import select
 import struct
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -312,7 +313,7 @@ def test_where_torch_cannot_compile_it_says_so_once_but_not_of_a_cpu(monkeypatch
     monkeypatch.setattr("sys.platform", "linux")
     # The loss alone is compiled in short runs too.
     losses = [("auto", "cuda"), ("auto", "cpu"), ("auto", "mps"), ("off", "cuda")]
-    monkeypatch.setattr(torch, "compile", lambda function: lambda x: x)
+    monkeypatch.setattr(torch, "compile", lambda function: lambda x: (x, True))
     found = [choose_compiled_loss(TrainConfig(compile=how), torch.device(device)) for how, device in losses]
     assert found == [True, False, False, False]
     monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=RuntimeError("no C compiler\nin many lines")))
@@ -324,6 +325,23 @@ def test_where_torch_cannot_compile_it_says_so_once_but_not_of_a_cpu(monkeypatch
     for device, needed in (("cuda", "a C compiler and Triton"), ("cpu", r"a C\+\+ compiler")):
         with pytest.raises(SettingsError, match=rf"compile=on: torch cannot compile here.*: install {needed}, or set"):
             compiles(device, "on")
+
+
+def test_a_compiler_that_is_turned_off_is_told_to_those_who_ask_for_it(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function)  # as with TORCH_COMPILE_DISABLE=1
+    with pytest.raises(
+        SettingsError, match=r"compiler is turned off: unset TORCH_COMPILE_DISABLE .*, or set compile=off"
+    ):
+        compiles("cpu", "on")
+    assert not compiles("cpu", steps=10**9) and not compiles("cpu", "off")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
+def test_torch_obeys_the_variables_that_turn_its_compiler_off(name):
+    code = "import torch; from training.device import negated; print(torch.compile(negated)(torch.ones(1)))"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {name: "1"}, capture_output=True, text=True)
+    assert "False" in done.stdout, done
 
 
 @pytest.mark.parametrize(

@@ -196,10 +196,11 @@ def tf32_products() -> Iterator[None]:
 def can_compile(device: torch.device, *, is_required: bool, warns: bool = True) -> bool:
     """Return whether torch can compile for the device, and warn if it cannot.
 
-    warns: whether to do so. Raises SettingsError instead if it `is_required`, by compile=on.
+    warns: whether to do so. Raises SettingsError instead if it `is_required`, by compile=on. torch then computes
+    uncompiled without a word where a variable of the environment or torch.compiler.set_stance() turns its compiler off.
     """
     try:
-        torch.compile(torch.neg)(torch.zeros(8, device=device))
+        _, is_compiled = torch.compile(negated)(torch.zeros(8, device=device))
     except Exception as error:  # Triton, the C compiler and torch document no types
         problem = f"torch cannot compile here ({first_line(error)})"
         needed = "a C++ compiler" if device.type == "cpu" else "a C compiler and Triton"
@@ -209,7 +210,15 @@ def can_compile(device: torch.device, *, is_required: bool, warns: bool = True) 
         if warns:
             log.warning("%s: training goes on uncompiled, which is slower; install %s.", problem, needed)
         return False
-    return True
+    if is_required and not is_compiled:
+        remedy = "unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, or set compile=off"
+        raise SettingsError("compile=on: torch's compiler is turned off", remedy)
+    return is_compiled
+
+
+def negated(x: Tensor) -> tuple[Tensor, bool]:
+    """Return -x, and whether torch has compiled this function."""
+    return -x, torch.compiler.is_compiling()
 
 
 def run_eagerly(compiled: bool) -> AbstractContextManager[object]:
