@@ -203,20 +203,21 @@ def test_the_bar_is_cut_at_the_terminals_width(train_config, max_steps, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"),
+    ("name", "peak", "single"),
     [
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("Tesla T4", 65e12),
-        ("NVIDIA H100 PCIe", None),
-        ("NVIDIA GeForce RTX 4090", 165e12),
-        ("NVIDIA of no data sheet", None),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
+        ("NVIDIA H100 80GB HBM3", 989e12, 67e12),
+        ("Tesla T4", 65e12, 8.1e12),
+        ("NVIDIA H100 PCIe", None, None),
+        ("NVIDIA GeForce RTX 4090", 165e12, 82.6e12),
+        ("NVIDIA of no data sheet", None, None),
     ],
 )
-def test_mfu_stands_beside_the_speed_of_a_gpu_whose_peak_is_known(name, peak, train_config, monkeypatch):
+def test_mfu_stands_beside_the_speed_of_a_gpu_whose_peak_is_known(name, peak, single, train_config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda")) == peak and peak_flops(torch.device("cpu")) is None
-    monkeypatch.setattr(training.terminal, "peak_flops", lambda device: peak)
+    assert peak_flops(torch.device("cuda"), torch.float32) == single
+    monkeypatch.setattr(training.terminal, "peak_flops", lambda device, dtype: peak)
     with open_run(train_config) as run:
         terminal = Terminal(run)
         terminal.on_row({"loss": 1.0, "tokens": 9, "tokens_per_s": 0.3 * 312e12 / flops_per_token(run.model)}, "")

@@ -429,6 +429,15 @@ def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_c
     assert last == "size      set max_minutes=30, or another time, to learn which size the time and the text deserve"
 
 
+def test_the_time_of_a_gpu_is_that_of_the_runs_type(train_config):
+    def time_of(precision):
+        config = replace(train_config, plan=PlanConfig(device="t4"), precision=precision)
+        return next(line for line in plan_run(train_step, config).splitlines() if line.startswith("time"))
+
+    assert time_of("auto").endswith("at 40% of 65 TFLOP/s")
+    assert time_of("fp32").endswith("at 40% of 8.1 TFLOP/s")  # its data sheet
+
+
 @pytest.mark.slow
 def test_the_pages_memory_of_a_cloud_gpu_is_the_predicted_one(tmp_path):
     page = (ROOT / "docs/hardware.md").read_text(encoding="utf-8")

@@ -20,21 +20,21 @@ from model import cpu
 
 log = logging.getLogger("tinygpt")
 
-# GPUs by their data sheets: dense bf16 (T4, V100: fp16) FLOP/s, and bytes of memory.
+# GPUs by their data sheets: dense bf16 (T4, V100: fp16) FLOP/s, those in float32, and bytes of memory.
 DEVICES = {
-    "t4": (65e12, 16e9),
-    "v100": (125e12, 32e9),
-    "a100": (312e12, 80e9),
-    "h100": (989e12, 80e9),
-    "h200": (989e12, 141e9),
-    "b200": (2250e12, 180e9),
-    "l4": (121e12, 24e9),
-    "l40s": (362e12, 48e9),
-    "a10": (125e12, 24e9),
-    "rtx3060": (25e12, 12e9),  # GeForce adds up in float32 at half its rate
-    "rtx3090": (71e12, 24e9),
-    "rtx4090": (165e12, 24e9),
-    "rtx5090": (209e12, 32e9),
+    "t4": (65e12, 8.1e12, 16e9),
+    "v100": (125e12, 15.7e12, 32e9),
+    "a100": (312e12, 19.5e12, 80e9),
+    "h100": (989e12, 67e12, 80e9),
+    "h200": (989e12, 67e12, 141e9),
+    "b200": (2250e12, 75e12, 180e9),
+    "l4": (121e12, 30.3e12, 24e9),
+    "l40s": (362e12, 91.6e12, 48e9),
+    "a10": (125e12, 31.2e12, 24e9),
+    "rtx3060": (25e12, 12.7e12, 12e9),  # GeForce adds up in float32 at half its rate
+    "rtx3090": (71e12, 35.6e12, 24e9),
+    "rtx4090": (165e12, 82.6e12, 24e9),
+    "rtx5090": (209e12, 104.8e12, 32e9),
 }
 # A torch for the drivers and cards that the newest one leaves out: CUDA 12 drivers, and cards from Pascal on.
 OLDER_CUDA = 'pip install "torch>=2.11,<2.15" --index-url https://download.pytorch.org/whl/cu126'
@@ -276,12 +276,13 @@ def limit_threads() -> None:
         torch.set_num_threads(machine.processors())
 
 
-def peak_flops(device: torch.device) -> float | None:
-    """Return a GPU's FLOP/s by its data sheet, dense in 16 bits; None if they are unknown."""
+def peak_flops(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> float | None:
+    """Return a GPU's FLOP/s by its data sheet, in float32 or dense in 16 bits; None if unknown."""
     if device.type != "cuda":
         return None
     words = re.split(r"\W+", torch.cuda.get_device_name(device).lower().replace("rtx ", "rtx"))
-    known = [peak for kind, (peak, _) in DEVICES.items() if kind in words]
+    column = 1 if dtype == torch.float32 else 0
+    known = [figures[column] for kind, figures in DEVICES.items() if kind in words]
     # DEVICES has the boards for SXM sockets and desktops; those for PCIe, NVL and laptops are slower, others faster.
     return known[0] if known and not {"pcie", "nvl", "laptop", "ti", "super", "d"} & {*words} else None
 

@@ -368,9 +368,9 @@ def on_gpu(
     data: Dataset,
 ) -> list[str]:
     """Return the lines about memory and time on plan.device."""
-    peak, room = DEVICES[config.plan.device or ""]
+    half, single, room = DEVICES[config.plan.device or ""]
     micro = config.micro_batch_size or config.batch_size
-    dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
+    dtype, peak = (torch.float32, single) if config.precision == "fp32" else (torch.bfloat16, half)
     memory = predict_memory(train_step, config, micro, dtype, on_gpu=True)
     fits = "fits" if memory.peak < MARGIN * room else f"does NOT fit {si(room)}B"
     # Time of the arithmetic.

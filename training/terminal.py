@@ -69,8 +69,8 @@ class Terminal(Logger):
         self.load = Load()
         self.fastest = 0.0  # tokens a second of a row
         self.is_told_busy = False
-        peak = peak_flops(run.device)
-        # MFU for each token a second: its arithmetic, as a share of the devices' peak.
+        peak = peak_flops(run.device, run.dtype)
+        # MFU for each token a second: its arithmetic, as a share of the devices' peak in the run's type.
         self.utilization = flops_per_token(run.model) / (peak * run.ranks.size) if peak else None
 
     def on_row(self, row: Row, sample: str) -> None:
