@@ -26,6 +26,12 @@ def sleep_at_barriers() -> None:
         os.environ.update(WAITING)
 
 
+def threads_asked() -> int | None:
+    """Return the number of OMP_NUM_THREADS, of a list the first; None if OpenMP passes over the variable, as over 0."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) or None if first.isascii() and first.isdecimal() else None
+
+
 class Load:
     """Measures how many cores other programs use."""
 

@@ -15,7 +15,7 @@ import torch
 from sweeping import run_here, tiny
 
 from common import threads
-from common.threads import WAITING, Load, sleep_at_barriers
+from common.threads import WAITING, Load, sleep_at_barriers, threads_asked
 from runs.checkpoint import read_meta
 from runs.summary import read_summary
 from train import train
@@ -95,10 +95,23 @@ def test_a_resumed_run_keeps_its_threads_and_omp_num_threads_goes_first(monkeypa
             assert note == (" with 3 of 4 threads, as before" if kept == 3 else "")
     assert given == [3, 4, 4, 4, 4, 4]
     late = " with 4 threads: OMP_NUM_THREADS=2 must be set before torch is imported"
-    for asked, expected in (("2", late), ("4", ""), ("4,2", "")):
+    much = " with 4 threads: OMP_NUM_THREADS=8 is more than torch takes here, or was set after it was imported"
+    for asked, expected in (("2", late), ("2,4", late), ("4", ""), (" 4,2", ""), ("8", much)):
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         with threads_of_run(3) as note:
             assert given[-1] == 4 and note == expected
+
+
+@pytest.mark.parametrize("passed_over", ["", "0", "all", "1.0", "-1"])
+def test_a_number_of_threads_that_openmp_passes_over_asks_for_none(passed_over, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", passed_over)
+    assert threads_asked() is None
+    monkeypatch.setattr(training_threads, "cores_of_others", lambda: 1.0)
+    given: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    with threads_of_run(None) as note:
+        assert given == [3] and note == " with 3 of 4 threads, for other programs use 1.0 cores"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from common import machine
 from common.errors import DeviceError, SettingsError, first_line, lacks_memory
+from common.threads import threads_asked
 from data.batches import Batch
 from model import cpu
 
@@ -272,7 +273,7 @@ def memory_of(device: torch.device) -> tuple[int, int]:
 
 def limit_threads() -> None:
     """Let torch take no more threads than a container keeps busy; OMP_NUM_THREADS goes first."""
-    if "OMP_NUM_THREADS" not in os.environ and machine.processors() < torch.get_num_threads():
+    if threads_asked() is None and machine.processors() < torch.get_num_threads():
         torch.set_num_threads(machine.processors())
 
 

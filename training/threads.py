@@ -9,7 +9,7 @@ import torch
 
 from common import machine
 from common.text import plural
-from common.threads import Load
+from common.threads import Load, threads_asked
 
 LOAD = Load()
 SHORTEST = 0.3  # seconds over which other programs are watched
@@ -27,11 +27,12 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
     """
     before = torch.get_num_threads()
     threads = before
+    asked = threads_asked()
     note = ""
     if is_fork():
         note = " with 1 thread, for this process is a fork: start it by spawn for more" if threads > 1 else ""
         threads = before = 1
-    elif "OMP_NUM_THREADS" not in os.environ:
+    elif asked is None:
         if kept is None:
             others = cores_of_others()
             threads = max(1, before - round(others))
@@ -42,10 +43,11 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
             if threads != before:
                 of = f" of {before}" if threads < before else ""  # torch may take fewer than there are
                 note = f" with {threads}{of} threads, as before"
-    else:
-        asked = os.environ["OMP_NUM_THREADS"]
-        if asked.isdecimal() and int(asked) != before:  # set by hydra.job.env_set, or in a notebook
-            note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} must be set before torch is imported"
+    elif asked < before:  # set by hydra.job.env_set, or in a notebook
+        note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} must be set before torch is imported"
+    elif asked > before:
+        reason = "is more than torch takes here, or was set after it was imported"
+        note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} {reason}"
     torch.set_num_threads(threads)
     try:
         yield note
