@@ -81,14 +81,17 @@ def describe_run(
     whether it is the only run of the page, which then has more curves with more points.
     """
     curves = {}
+    most = POINTS_ALONE if alone else POINTS
+    neighbours = 1  # the most of which a point is the mean
     for metric in CURVES_ALONE if alone else CURVES:
         points = []
         for row in rows:
             place = (row["step"], row.get("tokens"), row.get("seconds"))
             if metric in row and all(map(is_number, place)):
                 points.append((*place, row[metric] if is_number(row[metric]) else None))
-        curves[metric] = thin(points, POINTS_ALONE if alone else POINTS)
-    return {"name": name, "settings": settings, "curves": curves} | summary
+        curves[metric] = thin(points, most)
+        neighbours = max(neighbours, math.ceil(len(points) / most))
+    return {"name": name, "settings": settings, "curves": curves, "neighbours": neighbours} | summary
 
 
 def thin(points: Sequence[tuple[Any, ...]], most: int = POINTS) -> list[tuple[float | None, ...]]:

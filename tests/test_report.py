@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import itertools
 import json
 import math
 import random
@@ -122,6 +123,15 @@ def test_of_many_things_few_are_kept_evenly_with_the_first_and_the_last():
     assert thin(points[:10]) == points[:10] and thin([]) == []
     assert len(thin(points)) == POINTS and thin(points)[0] == (1.0, 2.0) and thin(points)[-1][0] == POINTS * 3 - 2
     assert thin(points[:-100])[:50] == thin(points)[:50]  # so that curves of unlike length share their steps
+
+
+def test_a_page_tells_of_how_many_neighbours_a_point_is_the_mean():
+    rows = [{"step": n, "tokens": n, "seconds": n, "loss": 20.0 if n == 1733 else 1.0} for n in range(1, 3001)]
+    many, alone, short = (
+        describe_run("run", found, {}, {}, alone=alone) for found, alone in ((rows, 0), (rows, 1), (rows[:160], 0))
+    )
+    assert (many["neighbours"], alone["neighbours"], short["neighbours"]) == (19, 3, 1)
+    assert max(loss for *_, loss in many["curves"]["loss"]) == 2.0  # (20 + 18) / 19
 
 
 NOT_FINITE = (None, math.nan, math.inf, 1e31, "NaN")
@@ -416,6 +426,27 @@ def test_a_sweep_shows_seeds_as_their_mean_the_best_first_and_failures_apart(swe
     maps = [line.split(",") for line in found["maps"].split("\n")[1:3]]
     assert maps == [["sdpa", "1.5", "1.25"], ["mla", "1.625", "1.375"]]
     assert found["few"] == 3 and found["left"] == ["1.6250"]
+
+
+@needs_browser
+def test_a_heat_map_tells_what_its_cells_are_the_means_of(tmp_path):
+    names = "attention", "model.n_layer", "optimizer.lr"
+    for number, values in enumerate(itertools.product(("mla", "sdpa"), (1, 2), (0.01, 0.1))):
+        if number != 1:  # mla, one layer, 0.1
+            put_run(
+                tmp_path,
+                number,
+                1 + number / 10,
+                *(f"{name}={value}" for name, value in zip(names, values, strict=True)),
+            )
+    write_leaderboard(tmp_path)
+    script = """
+      const cells = [...document.querySelectorAll("#pairs text")].map(text => text.textContent);
+      return {cells: cells.filter(text => text.includes(".")), said: !$("cells").hidden, thinned: !$("thinned").hidden};
+    """
+    found = browse(tmp_path / "report.html", script)
+    assert found["said"] and not found["thinned"]
+    assert found["cells"][:4] == ["1.000*", "1.250", "1.450", "1.650"]  # of runs 0; 2, 3; 4, 5; 6, 7
 
 
 @needs_browser
