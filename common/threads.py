@@ -27,7 +27,10 @@ def sleep_at_barriers() -> None:
 
 
 def threads_asked() -> int | None:
-    """Return the number of OMP_NUM_THREADS, of a list the first; None if OpenMP passes over the variable, as over 0."""
+    """Return the number of OMP_NUM_THREADS, of a list the first; None if there is none.
+
+    OpenMP passes over 0 and what is no number, as if the variable were not set.
+    """
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) or None if first.isascii() and first.isdecimal() else None
 
