@@ -144,7 +144,7 @@ def test_online_mode_without_a_key_is_refused_before_any_work(train_config, tmp_
     assert not Path(train_config.run_dir).exists() and not Path(train_config.data.cache_dir).exists()
 
 
-NAMED = {"WANDB_PROJECT": "p", "WANDB_NAME": "n"}
+NAMED = {"WANDB_PROJECT": "p", "WANDB_NAME": "n", "WANDB_JOB_TYPE": "probe"}
 TYPED = dict(project="q", entity="f", name="m", tags=["c", "d e"], notes="why")
 
 
@@ -165,6 +165,7 @@ def test_the_environment_says_what_the_settings_leave_open(
     monkeypatch.setattr("training.wandb.WANDB_SWEEP", in_sweep)
     train(replace(config, max_steps=1, wandb=WandbConfig(mode="offline", **typed)))
     assert tuple(sessions[0].given[name] for name in ("project", "entity", "name", "tags", "notes")) == expected
+    assert sessions[0].given["job_type"] == ("probe" if environment else "train")
 
 
 @pytest.mark.parametrize("name", [*(f"a{sign}b" for sign in "/\\#?%:"), "p" * 129, "a b.c-ü", "p" * 128, ""])
@@ -198,6 +199,14 @@ def test_names_of_the_environment_are_checked_before_the_run(config, sessions, m
                 train(config)
             train(replace(config, max_steps=1, wandb=WandbConfig(mode="disabled"), run_dir=f"{config.run_dir}-{name}"))
     assert not sessions and not Path(config.run_dir).exists()
+
+
+@pytest.mark.parametrize("value", ["true", "1", "ON", "false", ""])
+def test_wandb_disabled_goes_before_the_mode_of_the_environment_but_not_before_a_typed_one(value, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DISABLED", value)
+    assert WandbConfig().active_mode == ("offline" if value in ("false", "") else "disabled")
+    assert WandbConfig(mode="online").active_mode == "online"
 
 
 @pytest.mark.parametrize(("earlier", "mode"), [("dryrun", "offline"), ("run", "online")])

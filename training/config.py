@@ -139,6 +139,8 @@ class WandbConfig:
         """Mode of wandb, with the default resolved."""
         asked = os.environ.get("WANDB_MODE") or ("online" if WANDB_SWEEP else "disabled")
         asked = {"dryrun": "offline", "run": "online"}.get(asked, asked)  # wandb's earlier names
+        if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "on", "true", "yes"):  # as for transformers
+            asked = "disabled"
         one_of("WANDB_MODE", asked, WANDB_MODES)
         return self.mode or asked
 

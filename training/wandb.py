@@ -67,7 +67,7 @@ class Wandb(Logger):
             notes=settings.notes,
             name=name[:128],  # wandb takes no more
             group=settings.group and settings.group[:128],
-            job_type="train",
+            job_type=os.environ.get("WANDB_JOB_TYPE") or "train",
             dir=str(self.folder),
             mode=cast(Literal["offline", "online"], settings.active_mode),
             config=asdict(run.config),
