@@ -278,7 +278,7 @@ def limit_threads() -> None:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> float | None:
-    """Return a GPU's FLOP/s by its data sheet, in float32 or dense in 16 bits; None if unknown."""
+    """Return a GPU's FLOP/s by its data sheet, dense in 16 bits; None if unknown."""
     if device.type != "cuda":
         return None
     words = re.split(r"\W+", torch.cuda.get_device_name(device).lower().replace("rtx ", "rtx"))

@@ -57,9 +57,10 @@ def process_kept() -> Iterator[None]:
 
 @contextmanager
 def defaults_of_torch() -> Iterator[None]:
-    """Compute, inside, as in a new process: with gradients, in float32, on the CPU, without autocast.
+    """Let torch compute, inside, as in a new process.
 
-    An earlier cell of a notebook may have chosen otherwise, or the caller may be in a context that does.
+    That is with gradients, in float32, on the CPU and without autocast. An earlier cell of a notebook may have chosen
+    otherwise, or the caller may be in a context that does.
     """
     dtype = torch.get_default_dtype()
     elsewhere = torch.get_default_device().type != "cpu"
