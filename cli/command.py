@@ -62,7 +62,7 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object], deco
 
 
 def refuse_torchrun(command: str) -> None:
-    """Raise SettingsError if torchrun started several processes, each of which would do the whole work."""
+    """Raise SettingsError if torchrun started several processes: each would do all the work."""
     size = os.environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in os.environ and size != "1":
         problem = f"{command} works in one process, and torchrun has started {size}"

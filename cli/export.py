@@ -84,7 +84,8 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: 
     )
     (unfinished / "README.md").write_text(card, encoding="utf-8")
     lines = [f"{checkpoint.path} is now {folder}, a {kind}."]
-    if (loader := tokenizer_loader(kind)) != "AutoTokenizer":
+    loader = tokenizer_loader(kind)
+    if loader != "AutoTokenizer":
         lines.append(f"AutoTokenizer of transformers 5 gives other ids for this class: {loader} gives ours.")
     return lines
 

@@ -146,7 +146,7 @@ def tell_replaced(prompts: Iterable[Prompt]) -> None:
 
 
 def tell_settings(prompts: Iterable[Prompt], config: SampleConfig) -> None:
-    """Tell of fields of prompts that are named like settings of sampling, with another value than theirs."""
+    """Tell of fields of prompts that are settings of sampling, with another value."""
     used = {name: format_value(getattr(config, name)) for name in OF_COMMAND}
     used["max_tokens"] = used["max_new_tokens"]  # the name of OpenAI's batches
     asked = [[name for name in used if name in each and format_value(each[name]) != used[name]] for each in prompts]

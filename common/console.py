@@ -62,7 +62,7 @@ Bar.set_lock(threading.RLock())
 
 
 def lacks_width() -> bool:
-    """Return whether stderr is a terminal of 0 columns, as some containers have, in which a bar would be empty."""
+    """Return whether stderr is a terminal of 0 columns, as in some containers: no bar fits."""
     with suppress(OSError, ValueError, AttributeError):  # no terminal, closed, or none at all
         return os.get_terminal_size(sys.stderr.fileno()).columns == 0
     return False

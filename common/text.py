@@ -90,7 +90,7 @@ QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""  # a value in quotes for Hyd
 
 
 def quoted_as_typed(override: str, texts: Container[str]) -> str:
-    """Return NAME=VALUE with quotes for Hydra around values that it would read otherwise, or not at all.
+    """Return NAME=VALUE with quotes around values that Hydra would read otherwise, or refuse.
 
     A shell leaves ~ as it is after NAME=, and Hydra's grammar has no such letter. Of a setting of `texts` Hydra would
     make 100000.0 of 1e5, 10 of 1_0, true of True and one backslash of two, drop the blanks around a single value, and

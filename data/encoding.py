@@ -187,7 +187,7 @@ def to_bytes(text: str) -> bytes:
 
 
 def refuse_packed(file: str, head: bytes, is_unpacked: bool) -> None:
-    """Raise NotText if the first bytes of a file are those of a packed one: a prompt, or a file that was packed twice.
+    """Raise NotText for the first bytes of a packed file: a prompt, or one packed twice.
 
     is_unpacked: whether they were unpacked before.
     """
@@ -282,7 +282,7 @@ def piped(file: str, command: str) -> str:
 
 
 def read_as(text: str) -> str:
-    """Return iconv's name of the encoding as which UTF-8 was read, so that é became Ã©; "" if it was not.
+    """Return iconv's name of the encoding as which UTF-8 was read (é is Ã©); "" if none was.
 
     It is one in which all letters of the text are bytes, and these are UTF-8 of some letters.
     """

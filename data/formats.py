@@ -316,7 +316,7 @@ def json_array(lines: TextIO, source: str, field: str) -> Iterator[Record]:
 
 
 def records_within(file: str, field: str) -> str:
-    """Return the program of jq that makes records of a file with a JSON object; "" if it has none.
+    """Return jq's program that makes records of a file with a JSON object; "" for others.
 
     They are its table, or else its longest list of objects.
     """
@@ -341,7 +341,7 @@ def has_one_line(file: str) -> bool:
 
 
 def is_assigned(file: str) -> bool:
-    """Return whether a file is JSON after an assignment of JavaScript, such as Twitter's tweets.js."""
+    """Return whether a file is JSON after JavaScript's assignment, as Twitter's tweets.js is."""
     with opened_text(file) as stream:
         content = stream.read(1 << 12)
         begun = ASSIGNMENT.match(content)
@@ -354,7 +354,7 @@ def is_assigned(file: str) -> bool:
 
 
 def rows_within(whole: dict[str, Any], field: str) -> str:
-    """Return the program of jq that makes records of an object that is a table with `field`; "" if it is none.
+    """Return jq's program that makes records of a table in an object; "" if it is none.
 
     So is what pandas writes: {"text": {"0": …}} by columns, {"0": {"text": …}} by rows, or rows beside names.
     """
@@ -397,7 +397,7 @@ def record_parser(field: str) -> Callable[[str], Any]:
 
 
 def whole_number(digits: str) -> int | str:
-    """Return the number that digits of JSON are; the digits of one with more than Python reads, which are 4,300."""
+    """Return the number that digits are; the digits of one that is too long for Python."""
     try:
         return int(digits)
     except ValueError:
@@ -501,7 +501,7 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
 
 
 def repeats_names(record: dict[str, Any]) -> bool:
-    """Return whether a row has the names of the columns again, as where cat has joined two tables."""
+    """Return whether a row has the names of the columns again, as where cat joined tables."""
     return all(name == str(value).lstrip(MARK).strip() for name, value in record.items())
 
 
@@ -513,7 +513,7 @@ def refuse_excels_line(source: str, names: Sequence[str]) -> None:
 
 
 def refuse_lines_before(lines: TextIO, source: str, field: str) -> None:
-    """Raise DataError if a table has lines before that of the names: comments, a title, empty ones.
+    """Raise DataError if comments, a title or empty lines stand before a table's names.
 
     Call it for a table whose first line does not name `field`. It has the command that leaves them out.
     """
@@ -555,7 +555,7 @@ def refuse_single_quotes(lines: TextIO, source: str) -> None:
 
 
 def first_rows(lines: TextIO, delimiter: str) -> list[list[str]]:
-    """Return the rows at the beginning of a table, that of its names first, without a row that is cut."""
+    """Return the first rows of a table, that of its names too, without a row that is cut."""
     lines.seek(0)
     sample = lines.read(1 << 16)
     rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if row]
@@ -563,7 +563,7 @@ def first_rows(lines: TextIO, delimiter: str) -> list[list[str]]:
 
 
 def with_row_numbers(lines: TextIO, source: str, names: Sequence[str], delimiter: str) -> str:
-    """Return the command that names the numbers with which the rows of a table begin, as R's write.table() writes them.
+    """Return the command that names the rows' numbers, which R's write.table() leaves unnamed.
 
     "" if not each of its first rows begins with a number of its own, and has one value more than there are names.
     """
@@ -576,7 +576,7 @@ def with_row_numbers(lines: TextIO, source: str, names: Sequence[str], delimiter
 
 
 def refuse_blanks(lines: TextIO, source: str, delimiter: str, column: int) -> None:
-    """Raise DataError if a blank stands before the name of a column, and before each of its values.
+    """Raise DataError if a blank stands before a column's name and each of its values.
 
     They would be learned, and quotes after them too. It has the command that leaves them out.
     """
@@ -872,7 +872,7 @@ def without_text(record: Record, field: str, format: str) -> DataError:
 
 
 def joined(path: str, value: Any, name: str, field: str) -> str:
-    """Return the program of jq that makes a text of the strings in a record's value, which is called `name`."""
+    """Return jq's program that joins the strings in a record's value, called `name`."""
     parts = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
     separator = "\\n"
     strings = ".. | strings"

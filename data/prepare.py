@@ -163,7 +163,7 @@ def prepared_bytes(data: DataConfig, name: str) -> int:
 
 
 def learned_share(data: DataConfig, name: str, tokens: np.ndarray, tokenizer: Encoding) -> float:
-    """Return the share of a text, tokens (N,), that the training text in the folder `name` of the cache has too.
+    """Return the share of a text, tokens (N,), that a training text of the cache has too.
 
     It is 0 if that is not there or has another tokenizer's tokens, or if either has more than MOST_LEARNED.
     """

@@ -315,7 +315,7 @@ class Source:
             self._note(f"Files of JSON after an assignment, read as they are ({command} leaves it out)", 1, file)
 
     def _note_marks(self, documents: Iterable[Iterable[str]], where: str) -> Iterator[Iterable[str]]:
-        """Yield documents, and note those with the marks of a beginning or an end that other programs need."""
+        """Yield documents, and note those with other programs' marks of a beginning or an end."""
         counts = Counter[str]()
         for document in documents:
             texts = iter(document)

@@ -240,7 +240,7 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
 
 
 def share_learned_by(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
-    """Return the share of a text, tokens (N,) of a checkpoint, that its run has learned; 0 if that is not known."""
+    """Return the share of a text, tokens (N,), that a checkpoint's run has learned, or 0."""
     if trained_here(checkpoint):
         with suppress(SettingsError), readable(checkpoint.path):
             data = build(DataConfig, flat(checkpoint.meta.config["data"]))

@@ -169,7 +169,8 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
         # tiktoken joins the pair of the lowest id first, so their merges must have that order.
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         order = [vocabulary[left + right] for left, right in pairs]
-        if lost := sum(bytes([byte]) not in ranks for byte in range(256)):
+        lost = sum(bytes([byte]) not in ranks for byte in range(256))
+        if lost:
             raise HuggingFaceError(f"has no token of {lost} of the 256 bytes", CHOOSE, value=file)
         if order != sorted(order):
             raise HuggingFaceError("merges in another order than its ids, which tiktoken cannot", CHOOSE, value=file)
@@ -263,7 +264,7 @@ def _pattern(content: dict[str, Any], file: Path) -> str:
 
 
 def _compare(encoding: tiktoken.Encoding, file: Path, remedy: str, named: dict[str, int] | None = None) -> None:
-    """Raise HuggingFaceError if the tokenizers library is installed and gives other ids, also for these names."""
+    """Raise HuggingFaceError if the tokenizers library gives other ids, also for these names."""
     with suppress(ImportError):
         from tokenizers import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Eval mode for a while, also of a model that another thread trains, and modules that are called as they are."""
+"""Modes for a while: eval, also of a model that another thread trains, and uncompiled."""
 
 import sys
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def uncompiled_calls() -> AbstractContextManager[object]:
-    """Return a context in which nothing compiled runs: compiled code passes by hooks that come after it."""
+    """Return a context without compiled code, which passes by hooks that come after it."""
     # Without torch's compiler, which takes a second to import, nothing is compiled.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 

@@ -67,10 +67,10 @@ def check_weights(model: GPT) -> None:
 
 
 def check_choices(model: GPT, but: Container[str] = ()) -> None:
-    """Raise SettingsError if a setting that shapes no weight was changed after the model was made, or a layer's scale.
+    """Raise SettingsError if a setting without weights was changed in a made model.
 
     Such a setting had its effect then: the model computes as before, and one that is built by the settings otherwise.
-    but: settings that a file takes from the layers.
+    A layer's scale has no setting: it may not be set by hand either. but: settings that a file takes from the layers.
     """
     model = uncompiled(model)
     made = dict(model.named_modules())

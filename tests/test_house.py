@@ -65,7 +65,6 @@ def nodes_of_the_product() -> list[tuple[Path, ast.AST]]:
     return [(file, node) for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
 
 
-@pytest.mark.slow
 def test_an_assignment_has_one_value_and_few_stand_inside_an_expression():
     assigned, packed, inside = [], [], []
     for file, node in nodes_of_the_product():
@@ -80,7 +79,6 @@ def test_an_assignment_has_one_value_and_few_stand_inside_an_expression():
     assert len(inside) <= 15, inside
 
 
-@pytest.mark.slow
 def test_a_docstring_begins_with_a_short_line():
     long = []
     for file, node in nodes_of_the_product():

@@ -63,7 +63,7 @@ def pretrained_config(where: str) -> GPTConfig:
 
 
 def pretrained_text(where: str | None) -> str:
-    """Return the fingerprint of the tokens that init_from's model has learned; "" if it is not of a run of ours."""
+    """Return the fingerprint of the tokens that init_from's model has learned; "" for others'."""
     if not where or name_of_theirs(where):
         return ""
     with naming("init_from", where):

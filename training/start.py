@@ -178,7 +178,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
 
 
 def tell_learned(config: TrainConfig, data: Dataset, before: str) -> None:
-    """Tell which share of what is held out the model has learned before, from tokens of another fingerprint."""
+    """Tell which share of what is held out the model has learned before, from other tokens."""
     if isinstance(data, TokenDataset) and before not in ("", data.fingerprint):
         share = learned_share(config.data, before, np.asarray(data.val[:]), data.tokenizer)
         if share >= TOLD_SHARE:
@@ -187,7 +187,7 @@ def tell_learned(config: TrainConfig, data: Dataset, before: str) -> None:
 
 
 def tell_idle(config: TrainConfig) -> None:
-    """Warn of settings of the optimizer and the schedule that have no effect, unless they have their default."""
+    """Warn of settings of optimizer and schedule without effect, unless they are defaults."""
     values, usual = flat(asdict(config)), flat(asdict(TrainConfig()))
     for name, (reason, value) in config.lacking(SEARCHED).items():
         if values[name] != usual[name]:

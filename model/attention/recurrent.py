@@ -231,7 +231,7 @@ class LinearAttention(Recurrent):
 
 
 def feature(x: Key) -> Key:
-    """Return φ(x) = elu(x) + 1: x + 1 from 0 on, and e^x below, where the sum would lose its digits.
+    """Return φ(x) = elu(x) + 1: x + 1 from 0 on, and e^x below, with all its digits.
 
     Below -80 it stays e^-80, so that no sum of weights is 0.
     """
