@@ -284,7 +284,7 @@ def _recorded_differences() -> dict[str, dict[str, str]]:
 
 
 def _losses_of_predictions() -> dict[tuple[str, ...], dict[str, float]]:
-    """The losses of docs/results/predictions.csv: of (text, processor, n_layer, block_size, max_steps, attention), by seed."""
+    """The losses of predictions.csv by seed: of (text, processor, n_layer, block_size, max_steps, attention)."""
     losses: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
     with (ROOT / "docs/results/predictions.csv").open(encoding="utf-8") as file:
         for *runs, attention, seed, loss in islice(csv.reader(file), 1, None):
