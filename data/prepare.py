@@ -42,7 +42,7 @@ from data.overlap import overlap, passage_length
 from data.texts import Source, fingerprint, sizes_of, splits_apart
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 
-FORMAT = 7  # changes with the content of the cache: older folders are then prepared again
+FORMAT = 6  # changes with the content of the cache: older folders are then prepared again
 SPLITS = ("train", "val")
 LLM_C = (b"\x88\xd8\x34\x01", b"\xa1\xd9\x34\x01")  # the first bytes of its files of ids of 2 and of 4 bytes
 FOLDER = re.compile("[a-z]+-[0-9a-f]{16}")  # the name of a folder of the cache

@@ -258,7 +258,7 @@ def test_memory_is_predicted_of_every_form_and_modifier(train_config):
 
 @pytest.mark.slow
 def test_a_plan_for_a_gpu_says_whether_it_fits_and_its_time(train_config):
-    config = replace(train_config, batch_size=16, max_steps=10**14, plan=PlanConfig(device="h100"))
+    config = replace(train_config, precision="auto", batch_size=16, max_steps=10**14, plan=PlanConfig(device="h100"))
     lines = {line.split()[0]: line for line in plan_run(train_step, config).splitlines()}
     assert lines["plan"].endswith("h100, 16 sequences at a time: fits")
     seconds = 256 * flops_per_token(without_weights(replace(config.model, vocab_size=257))) / (0.4 * 989e12)
