@@ -197,6 +197,7 @@ def test_throughput_prints_a_row_for_each_program(has_bf16, monkeypatch, capsys)
     assert len(in_fp32) == (1 if has_bf16 else 2) and min(in_fp32) > 1
 
 
+@pytest.mark.slow
 def test_throughput_counts_all_products_of_a_step():
     import throughput
 

@@ -237,6 +237,7 @@ def scores_of(documents: np.ndarray) -> Scores:
     return Scores(nats.ravel().astype(np.float32), sizes.ravel())
 
 
+@pytest.mark.slow
 def test_the_error_of_a_difference_is_over_documents_where_these_are_of_a_kind_each():
     """It is the spread of the difference between many texts of 30 documents."""
     random = np.random.default_rng(1)

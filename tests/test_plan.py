@@ -429,6 +429,7 @@ def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_c
     assert last == "size      set max_minutes=30, or another time, to learn which size the time and the text deserve"
 
 
+@pytest.mark.slow
 def test_the_time_of_a_gpu_is_that_of_the_runs_type(train_config):
     def time_of(precision):
         config = replace(train_config, plan=PlanConfig(device="t4"), precision=precision)

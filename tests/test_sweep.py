@@ -755,7 +755,7 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "seeds"), some(SAME, 3), ids=str)
+@pytest.mark.parametrize(("asked", "seeds"), some(SAME, 9), ids=str)
 def test_jobs_with_equal_settings_run_once(asked, seeds, tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"seed {config.seed}")
     told = run_here("-m", *asked, "dry_run=true", cwd=tmp_path)
