@@ -84,7 +84,9 @@ def calls(draw):
 
     def broadcasting():
         shape = [1 if draw(st.integers(0, 3)) == 0 else n for n in (*lead, kv_heads * group, T, S)]
-        return shape[draw(st.integers(0, len(shape))) :]  # some axes are 1, and leading ones missing
+        shape = shape[draw(st.integers(0, len(shape))) :]  # some axes are 1, and leading ones missing
+        may_be_texts = len(lead) == 1 and len(shape) == 3 and shape[0] == lead[0] == kv_heads * group > 1
+        return [1, *shape] if may_be_texts else shape  # such a shape is refused
 
     kind = draw(st.sampled_from(["none", "causal", "bool", "float", "window", "empty rows"]))
     if kind == "causal":

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -454,7 +455,8 @@ def test_ids_of_the_cache_beyond_the_vocabulary_are_refused_with_their_folder(tm
 def test_one_that_does_not_prepare_waits_for_the_tokens_of_another(tmp_path, text_file, monkeypatch):
     data = DataConfig(source="text", path=str(text_file), cache_dir=str(tmp_path / "cache"))
     waited = []
-    monkeypatch.setattr(prepare.time, "sleep", lambda _: waited.append(prepared(tmp_path, text_file)))
+    waiting = mock.Mock(wraps=time, sleep=lambda _: waited.append(prepared(tmp_path, text_file)))
+    monkeypatch.setattr(prepare, "time", waiting)  # not time itself, in which threads of other tests sleep
     log: list[str] = []
     found = prepare.prepare(data, TokenizerConfig(name="byte", vocab_size=300), log=log.append, prepares=False)
     assert log == [] and [found.fingerprint] == [one.fingerprint for one in waited]

@@ -205,7 +205,7 @@ def test_a_clock_that_goes_on_between_two_looks_is_no_mistake(monkeypatch):
 
     monkeypatch.setattr(training_threads, "LOAD", Watched())
     monkeypatch.setattr(training_threads.torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(training_threads.time, "sleep", slept.append)
+    monkeypatch.setattr(training_threads, "time", SimpleNamespace(sleep=slept.append))
     for _ in range(3):
         assert training_threads.cores_of_others() == 1.0
     assert slept == pytest.approx([0.3, 0.00001, 0.0], abs=1e-6)
