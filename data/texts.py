@@ -77,6 +77,9 @@ LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells i
 SPLIT_WORD = re.compile(r"(?i)(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|held_?out)(?![a-z])")
 """The words by which a name of a file or folder tells a split of a data set."""
 
+ICONV = {"jsonl": "jq -c . FILE | iconv", "json": "jq -c '.[]' FILE | iconv", "csv": "iconv"}
+"""{format: the command that converts its encoding}: iconv does not see JSON's escapes, and Parquet is no text."""
+
 FOREIGN_MARK = re.compile(r"<\|(?:startoftext|begin_of_text|end_of_text|bos|eos)\|>|<(?:bos|eos|BOS|EOS)>")
 """The marks of the beginning and the end of a text for other models; here they are letters."""
 
@@ -196,22 +199,19 @@ class Source:
         """Yield all documents that have text. Read each to its end before the next."""
         self._begin_reading()
         for document in self._documents():
-            texts = iter(document)
-            first = next(texts, None)
-            if first is not None:
-                self.count += 1
-                yield chain([first], texts)
+            self.count += 1
+            yield document
 
     def _documents(self) -> Iterator[Iterable[str]]:
         if self.config.source == "tales":
             yield from ([tale] for tale in tales(self.config.tales))
         elif self.config.source == "hf" and not self.config.path:
-            yield from self._note_marks(self._texts_of(_dataset_records(self.config)), self.name)
+            yield from self._with_text(self._texts_of(_dataset_records(self.config)), self.name)
         else:
             with naming(self.setting, self.value, self.place):
                 for file in self.files:
                     try:
-                        yield from self._note_marks(self._documents_of(file), file)
+                        yield from self._with_text(self._documents_of(file), file)
                     except DataError as error:
                         # A command writes a new file, and the old one would be refused again.
                         if len(self.files) > 1 and " > " in error.remedy:
@@ -309,19 +309,19 @@ class Source:
             self._note(
                 f"JSON files without a list of records, read as they are ({command} makes JSON lines of one)", 1, file
             )
-
         elif found.name == "text" and Path(file).suffix == ".js" and is_assigned(file):
             command = "sed '1s/^[^=]*=//; $s/; *$//' FILE > FILE.json"
             self._note(f"Files of JSON after an assignment, read as they are ({command} leaves it out)", 1, file)
 
-    def _note_marks(self, documents: Iterable[Iterable[str]], where: str) -> Iterator[Iterable[str]]:
-        """Yield documents, and note those with other programs' marks of a beginning or an end."""
+    def _with_text(self, documents: Iterable[Iterable[str]], where: str) -> Iterator[Iterable[str]]:
+        """Yield the documents that have text, and note other programs' marks in them."""
         counts = Counter[str]()
         for document in documents:
             texts = iter(document)
-            first = next(texts, "")
-            counts.update({*FOREIGN_MARK.findall(first)})
-            yield chain([first], texts) if first else []
+            first = next(texts, None)
+            if first is not None:  # it may be "", if line ends after a separator are longer than a piece
+                counts.update({*FOREIGN_MARK.findall(first)})
+                yield chain([first], texts)
         for mark, number in counts.items():
             remedy = f"sed 's/{mark}//g' removes it"
             if re.match(r"(?i)<\|?e", mark):
@@ -359,9 +359,7 @@ class Source:
                     self._note(f"Records with byte order marks in {field}, which the model learns", 1, where)
                 if "\0" in text:
                     self._note(f"Records with NULs in {field}, which the model learns", 1, where)
-                # Lines of JSON without escapes, which iconv does not see; a table of Parquet is no text.
-                written = {"jsonl": "jq -c . FILE | iconv", "json": "jq -c '.[]' FILE | iconv", "csv": "iconv"}
-                self._note_read_as(text, f"Records with {field}", where, written.get(format, ""))
+                self._note_read_as(text, f"Records with {field}", where, ICONV.get(format, ""))
                 yield from self._divided([text])
             else:
                 raise without_text(record, field, format)

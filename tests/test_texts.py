@@ -484,6 +484,15 @@ def test_the_metadata_of_a_folder_of_parquet_are_none_of_its_files(tmp_path):
     assert [*find_files(str(tmp_path / "_*"))] == [str(tmp_path / "_common_metadata"), str(tmp_path / "_metadata")]
 
 
+@pytest.mark.parametrize("count", [LONGEST - 1, LONGEST, LONGEST + 1, 2 * LONGEST])
+def test_a_document_after_more_line_ends_than_a_piece_holds_is_read(tmp_path, count):
+    content = f"one\n{END_OF_TEXT}{chr(10) * count}two\n{END_OF_TEXT}three\n"
+    (tmp_path / "a.txt").write_text(content)
+    source = Source(DataConfig(source="text", path=str(tmp_path / "a.txt")))
+    assert ["".join(document).strip() for document in source.documents()] == ["one", "two", "three"]
+    assert source.count == 3
+
+
 @pytest.mark.parametrize(
     ("mark", "remedy"),
     [
