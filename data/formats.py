@@ -322,11 +322,14 @@ def records_within(file: str, field: str) -> str:
     """
     with opened_text(file) as stream, suppress(ValueError, RecursionError):
         whole = json.loads(stream.read(LARGEST_ARRAY), parse_int=whole_number)
-        if isinstance(whole, dict) and rows_within(whole, field):
-            return rows_within(whole, field)
+        if not isinstance(whole, dict):
+            return ""
+        table = rows_within(whole, field)
+        if table:
+            return table
         lists = {
             name: len(value)
-            for name, value in (whole.items() if isinstance(whole, dict) else ())
+            for name, value in whole.items()
             if isinstance(value, list) and value and all(isinstance(each, dict) for each in value)
         }
         if lists:
@@ -358,7 +361,9 @@ def rows_within(whole: dict[str, Any], field: str) -> str:
 
     So is what pandas writes: {"text": {"0": …}} by columns, {"0": {"text": …}} by rows, or rows beside names.
     """
-    texts, names, rows = whole.get(field), whole.get("columns"), whole.get("data")
+    texts = whole.get(field)
+    names = whole.get("columns")
+    rows = whole.get("data")
     each = f"{{{json.dumps(field)}: .}}"
     same = [name for name, value in whole.items() if isinstance(texts, list) and isinstance(value, list)]
     if isinstance(texts, dict) and len(texts) > 1 and all(map(str.isdecimal, texts)):

@@ -188,7 +188,8 @@ def tell_learned(config: TrainConfig, data: Dataset, before: str) -> None:
 
 def tell_idle(config: TrainConfig) -> None:
     """Warn of settings of optimizer and schedule without effect, unless they are defaults."""
-    values, usual = flat(asdict(config)), flat(asdict(TrainConfig()))
+    values = flat(asdict(config))
+    usual = flat(asdict(TrainConfig()))
     for name, (reason, value) in config.lacking(SEARCHED).items():
         if values[name] != usual[name]:
             log.warning("%s=%s has no effect with %s=%s.", name, format_value(values[name]), reason, value)
