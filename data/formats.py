@@ -538,10 +538,12 @@ def refuse_lines_before(lines: TextIO, source: str, field: str) -> None:
 def refuse_single_quotes(lines: TextIO, source: str) -> None:
     """Raise DataError if the values of a table stand in single quotes.
 
-    It has the command that writes double ones.
+    They are letters if less than two rows have them, or if they join the lines of each row, and each line has as many
+    values without them. The DataError has the command that writes double ones.
     """
     lines.seek(0)
-    sample = [*io.StringIO(lines.read(1 << 16), newline="")]
+    content = lines.read(1 << 16)
+    sample = [*io.StringIO(content, newline="")]
     for delimiter in DELIMITERS:
         rows = csv.reader(sample, delimiter=delimiter, quotechar="'", strict=True)
         found: list[tuple[list[str], str]] = []  # the values of each row, and its text
@@ -552,9 +554,16 @@ def refuse_single_quotes(lines: TextIO, source: str) -> None:
                 begins = rows.line_num
                 if row:
                     found.append((row, text))
-        found = found[1:-1]  # the first row may have names, and the last may be cut
+        found = found[1 : -1 if len(content) == 1 << 16 else None]  # the first may have names, the last may be cut
         widths = {len(row) for row, _ in found}
-        if len(widths) == 1 and min(widths) > 1 and all(has_quotes(row, text, delimiter) for row, text in found):
+        joins = all(any("\n" in value for value in row) for row, _ in found)
+        if (
+            len(found) > 1
+            and len(widths) == 1
+            and min(widths) > 1
+            and all(has_quotes(row, text, delimiter) for row, text in found)
+            and not (joins and len({len(row) for row in first_rows(lines, delimiter)}) == 1)
+        ):
             remedy = f"{rewriting(source, delimiter, 'quotechar=chr(39)')} writes double ones"
             raise DataError("has its values in single quotes", remedy, value=source)
 
