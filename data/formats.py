@@ -71,6 +71,11 @@ MARK = "\ufeff"
 """The byte order mark, with which some editors begin a file; opened_text() leaves out that of the first byte."""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 """The characters that may divide the values of a table, with their names."""
+DOUBLED = (
+    r'import re, sys; double = lambda pair: pair[1].replace(b"\"", b"\"\""); '
+    r'sys.stdout.buffer.writelines(re.sub(rb"\\([\"\\\n])", double, line) for line in sys.stdin.buffer)'
+)
+"""A program that doubles quotes after backslashes; a backslash before another letter stays, as R and Spark have it."""
 COMMAS = "sed 's/,[[:space:]]*$//'"  # the command that leaves out commas at line ends
 FIRST_LINE = 1 << 24  # bytes in which the first line of JSON lines must end
 MOST_JOINED = 3  # fields with text of a record for which a command joins them
@@ -472,13 +477,26 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
         if is_unquoted:
             refuse_backslashes(lines, source, delimiter, len(names))
         lines.seek(0)
+        last = ""
+
+        def noted() -> Iterator[str]:
+            nonlocal last
+            for line in lines:
+                last = line
+                yield line
+
         if is_unquoted:
-            rows = csv.reader(lines, delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE)
+            rows = csv.reader(noted(), delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE)
         else:
-            rows = csv.reader(lines, delimiter=delimiter, strict=True)
+            rows = csv.reader(noted(), delimiter=delimiter, strict=True)
         next(rows, None)
+        ends_in_lf = last.endswith("\n")
         begins = rows.line_num + 1
         for row in rows:
+            if ends_in_lf and last.endswith("\r"):  # as pandas writes it without quotes
+                command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | sed 's/\\r\\(.\\)/ \\1/g'"
+                remedy = f"{command} > {beside(source, 'new')} writes a blank for each such \\r"
+                raise DataError(f"line {begins} ends in \\r alone, and line 1 does not", remedy, value=source)
             if len(row) > len(names) or 0 < len(row) <= names.index(field):
                 refuse_backslashes(lines, source, delimiter, len(names))
                 refuse_blanks(lines, source, delimiter, 1)
@@ -604,7 +622,8 @@ def refuse_blanks(lines: TextIO, source: str, delimiter: str, column: int) -> No
 def refuse_backslashes(lines: TextIO, source: str, delimiter: str, width: int) -> None:
     """Raise DataError if quotes within the values of a table stand after backslashes.
 
-    So write Spark and MySQL. Call it for a table that cannot be read otherwise. It has the command that doubles them.
+    So write Spark, MySQL and R. Call it for a table that cannot be read otherwise. It has the command that doubles
+    them.
     """
     lines.seek(0)
     if not any('\\"' in line for line in lines):
@@ -613,15 +632,18 @@ def refuse_backslashes(lines: TextIO, source: str, delimiter: str, width: int) -
     lines.seek(0)
     doubled = (re.sub(r'\\(["\\])', lambda pair: pair[1].replace('"', '""'), line) for line in lines)
     with suppress(csv.Error):
-        if all(len(row) in (0, width) for row in csv.reader(doubled, delimiter=delimiter, strict=True)):
-            remedy = f"{rewriting(source, delimiter, 'doublequote=False, escapechar=chr(92)')} doubles them"
+        widths = {len(row) for row in csv.reader(doubled, delimiter=delimiter, strict=True)} - {0, width}
+        if widths <= {width + 1}:  # R's write.table() leaves the numbers of rows unnamed
+            command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | python -c {shlex.quote(DOUBLED)}"
+            remedy = f"{command} > {beside(source, 'quoted')} doubles them"
             raise DataError("has quotes after backslashes within its values", remedy, value=source)
 
 
 def rewriting(source: str, delimiter: str, quoting: str) -> str:
     """Return the command that writes a table as CSV, read with these arguments of csv.reader()."""
     rows = f"csv.reader(sys.stdin, delimiter={json.dumps(delimiter)}, {quoting})"
-    program = f"import csv, sys; csv.field_size_limit(1 << 30); csv.writer(sys.stdout).writerows({rows})"
+    as_is = 'sys.stdin.reconfigure(encoding="utf-8-sig", newline="")'  # line ends of values too
+    program = f"import csv, sys; csv.field_size_limit(1 << 30); {as_is}; csv.writer(sys.stdout).writerows({rows})"
     command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | python -c {shlex.quote(program)}"
     return f"{command} > {stem_of(source)}.quoted.csv"
 
@@ -720,13 +742,15 @@ def are_letters(lines: TextIO, width: int) -> bool:
 def csv_header(lines: TextIO, source: str) -> tuple[str, list[str]]:
     """Return the delimiter of a CSV file, and the names in its first row."""
     first = lines.readline(1 << 16)
-    delimiters = "\t" if ending_of(source) == ".tsv" else "".join(DELIMITERS)
+    delimiters = "".join(DELIMITERS)
+    if ending_of(source) == ".tsv":  # its name may err
+        delimiters = "\t" if "\t" in first else "\t,;|"
     try:
         rows = {delimiter: next(csv.reader([first], delimiter=delimiter), []) for delimiter in delimiters}
     except csv.Error as error:
         fault = f"line 1 is not CSV ({first_line(error)})"
         raise DataError(fault, "begin it with the columns' names", value=source) from error
-    delimiter = max(rows, key=lambda each: len(rows[each]))  # a comma, if there is one column
+    delimiter = max(rows, key=lambda each: len(rows[each]))  # the first of them, if there is one column
     return delimiter, [name.strip() for name in rows[delimiter]]
 
 

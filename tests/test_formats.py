@@ -756,7 +756,7 @@ def test_records_without_the_field_beside_others_that_have_it_name_the_path_that
 @pytest.mark.parametrize("header", [["topic", "text"], []])
 @pytest.mark.parametrize("delimiter", [";", ",", "\t"])
 def test_a_table_in_single_quotes_is_refused_with_the_command_that_writes_double_ones(tmp_path, delimiter, header):
-    stories = [*STORIES, "it's; the cat's, and\tmore", "'", "two\nlines", "long " * 20_000, "last"]
+    stories = [*STORIES, "it's; the cat's, and\tmore", "'", "two\nlines", "win\r\ndows", "long " * 20_000, "last"]
     file = tmp_path / "my articles.csv"
     with file.open("w", newline="") as out:
         rows = csv.writer(out, delimiter=delimiter, quotechar="'", quoting=csv.QUOTE_ALL, lineterminator="\n")
@@ -768,7 +768,7 @@ def test_a_table_in_single_quotes_is_refused_with_the_command_that_writes_double
     subprocess.run(["bash", "-c", command.replace("python", sys.executable)], check=True)
     made = tmp_path / "my articles.quoted.csv"
     if not header:  # told as of any table without names
-        made.write_text("c1,text\n" + made.read_text())
+        made.write_bytes(b"c1,text\n" + made.read_bytes())
     assert read(made)[0] == stories
 
 
@@ -784,6 +784,36 @@ def test_words_in_single_quotes_within_a_table_are_letters(tmp_path):
         ]
         file.write_text("\n".join(rows) + "\n")
         assert read(file)[0] == asked + [row.partition(",")[2] for row in quoted]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "|"])
+def test_a_table_that_is_called_tsv_and_has_no_tab_in_its_first_line_is_read_by_its_own_delimiter(tmp_path, delimiter):
+    """Its first line was one name, and the command that named the columns made a document of it."""
+    for values in (STORIES, ["a, b; c|d"]):
+        assert read(write_csv(tmp_path / "a.tsv", values, delimiter))[0] == values
+    (tmp_path / "b.tsv").write_text("text\na, b; c|d\n")
+    assert read(tmp_path / "b.tsv")[0] == ["a, b; c|d"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_a_carriage_return_without_quotes_within_a_row_is_refused_with_the_command_that_writes_a_blank(
+    tmp_path, end, packed
+):
+    """As pandas writes one; it ended the row there, and the next column's value became a document."""
+    rows = ["id,text,title", "0,a\rb,c", '1,"q\rq",d', "2,e\r,f", ""]
+    file = tmp_path / f"a.csv{packed}"
+    content = end.join(rows).encode()
+    file.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(DataError, match=r"line 2 ends in \\r alone, and line 1 does not: ") as caught:
+        read(file)
+    subprocess.run(["bash", "-c", caught.value.remedy.partition(" writes ")[0]], check=True)
+    assert read(tmp_path / "a.new.csv")[0] == ["a b", "q q", "e "]
+    # Old Macs end each row so, and a quoted value may have any line end.
+    (tmp_path / "mac.csv").write_bytes(b'id,text,title\r0,one,a\r1,"two\nthree",b\r')
+    assert read(tmp_path / "mac.csv")[0] == ["one", "two\nthree"]
+    (tmp_path / "quoted.csv").write_text(f'text,id{end}"a\rb",0{end}"c\r",1{end}', newline="")
+    assert read(tmp_path / "quoted.csv")[0] == ["a\rb", "c\r"]
 
 
 def test_apostrophes_in_a_table_are_letters(tmp_path):
@@ -954,6 +984,24 @@ def test_quotes_after_backslashes_are_refused_with_the_command_that_doubles_them
     command = caught.value.remedy.removesuffix(" doubles them")
     subprocess.run(["bash", "-c", command.replace("python", sys.executable)], check=True)
     assert read(tmp_path / "a.quoted.csv")[0] == QUOTED[:count]
+
+
+@pytest.mark.parametrize("begin", ["", "\ufeff"])
+def test_quotes_after_backslashes_that_r_writes_beside_row_numbers_are_doubled_and_other_backslashes_stay(
+    tmp_path, begin
+):
+    """R's write.table() by default; csv.reader() would drop the backslash of C:\\new, and the mark was a letter."""
+    values = ['a "b" c', r"C:\new", '"', "two\r\nlines", "end"]
+    rows = ['"{}"\t"{}"\t0'.format(n, value.replace('"', '\\"')) for n, value in enumerate(values, start=1)]
+    (tmp_path / "a.csv").write_text(begin + '"text"\t"id"\n' + "\n".join(rows) + "\n", newline="")
+    file = tmp_path / "a.csv"
+    for _ in range(2):
+        with pytest.raises(DataError) as caught:
+            read(file)
+        command = re.search(r"(?:values: |number, )(.* > (\S+)) ", str(caught.value))
+        subprocess.run(["bash", "-c", command[1].replace("python", sys.executable)], check=True)
+        file = Path(command[2])
+    assert read(file)[0] == values
 
 
 def test_backslashes_before_quotes_that_open_no_value_are_letters(tmp_path):
