@@ -71,7 +71,12 @@ ICONV = {
     "mac-latin2": "MAC-CENTRALEUROPE",
     "euc_jis_2004": "EUC-JISX0213",
     "shift_jis_2004": "SHIFT_JISX0213",
+    "iso2022_jp_2004": "ISO-2022-JP-3",
+    "iso2022_jp_ext": "ISO-2022-JP-3",
+    "kz1048": "RK1048",
+    "ptcp154": "PT154",
 }
+NOT_IN_ICONV = {"cp720", "cp1006", "hz", "mac-greek", "mac-iceland", "mac-turkish"}  # no command could convert them
 SAMPLE = 1 << 16  # bytes that chardet is given
 # A file with fewer bytes that are not UTF-8, in all or in a thousand, is a damaged one, not one of another encoding.
 FEWEST = 4
@@ -231,7 +236,7 @@ def refuse_encoding(file: str, sample: bytes, opened: Open) -> None:
     for guess in guesses:
         codec = codecs.lookup(str(guess["encoding"])).name
         text = sample.decode(codec, "ignore").lstrip("\ufeff")
-        if codec not in ("utf-8", "ascii") and is_writing(text) and can_decode(opened, codec):
+        if codec not in {"utf-8", "ascii", *NOT_IN_ICONV} and is_writing(text) and can_decode(opened, codec):
             # Show some of its words: whoever knows the text sees whether they are right.
             first = re.search(r"[^\x00-\x7f]", text)
             middle = first.start() if first else 0

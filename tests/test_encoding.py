@@ -95,7 +95,14 @@ def test_iconv_knows_the_names_of_the_encodings_that_are_named():
         "cp1258",
     ]
     names += ["utf-16-be", "utf-32-le", "iso8859-15", "shift_jis_2004", "euc_jis_2004", "iso2022_kr"]
+    names += ["iso2022_jp_2004", "iso2022_jp_ext", "kz1048", "ptcp154", "johab", "hp-roman8", "koi8-t"]
     assert {iconv_name(codecs.lookup(name).name) for name in names} <= known
+
+
+def test_no_encoding_is_named_that_iconv_lacks(tmp_path):
+    """These German words in Mac Roman were named as CP720, which glibc's iconv does not know."""
+    (tmp_path / "a.txt").write_bytes("Die Straße führt über den Fluß.\n".encode("mac-roman"))
+    assert "in MACINTOSH: “Die Straße führt über den" in str(refused(tmp_path / "a.txt"))
 
 
 def test_in_a_folder_such_a_text_is_left_out_by_name_and_the_last_one_is_refused(tmp_path):
