@@ -63,3 +63,9 @@ def test_equal_texts_overlap_wholly_and_others_not_at_all():
     assert overlap.overlap(one, one, END) == 1 and overlap.overlap(one, other, END) < 0.01
     short = np.array(tokens([[1, 2], [3], [4, 5, 6]]), np.uint16)
     assert overlap.overlap(short[::-1][:0], short, END) == 0 and overlap.overlap(short, short, END) == 1
+
+
+def test_of_no_text_nothing_is_shared():
+    """Such as of the beginning of a long text of which nothing is held out."""
+    text = np.array([END, 1, 2, 3])
+    assert overlap.overlap(text, text[:0], END) == overlap.overlap(text[:0], text[:0], END) == 0
