@@ -292,6 +292,23 @@ def test_long_texts_go_by_rows_as_short_ones_by_matrices_with_their_gradients(at
         close(*pair, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("attention", ["parallax", "wall+relative+window"])
+def test_second_derivatives_of_a_long_text_are_differences_of_the_first(attention):
+    window = {"attention_window": 50} if "window" in attention else {}
+    made = random_layer(attention, **window, block_size=260)
+    x, g, along, step = torch.randn(4, 1, 260, C).double().unbind()
+
+    def slope(at, **more):
+        x = at.clone().requires_grad_()
+        (of_x,) = torch.autograd.grad((made(x) * g).sum(), x, **more)
+        return x, (of_x * along).sum()
+
+    at, first = slope(x, create_graph=True)
+    (second,) = torch.autograd.grad(first, at)
+    difference = (slope(x + 1e-5 * step)[1] - slope(x - 1e-5 * step)[1]) / 2e-5
+    close((second * step).sum(), difference, rtol=1e-5, atol=1e-5)
+
+
 # States that erase and write by channel; mla whose keys are chosen.
 
 

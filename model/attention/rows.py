@@ -44,6 +44,8 @@ class Rows(torch.autograd.Function):
     def backward(ctx: Any, grad: Output) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[2:]
         saved = ctx.saved_tensors  # once: a block that is computed again gives them a single time
+        if torch.is_grad_enabled():  # by create_graph=True: someone may ask for second derivatives
+            return None, None, *gradients_with_graph(ctx, saved, grad)
         total = [torch.zeros_like(t) if is_needed else t for t, is_needed in zip(saved, needed, strict=True)]
         chunks = chunks_of(with_tensors(ctx.call, saved))
         sums = chunks_of(with_tensors(ctx.call, total))  # the same parts of the sums, as views
@@ -60,6 +62,15 @@ class Rows(torch.autograd.Function):
                 if part is not None and gradient is not None:
                     part += gradient
         return None, None, *(t if is_needed else None for t, is_needed in zip(total, needed, strict=True))
+
+
+def gradients_with_graph(ctx: Any, saved: tuple[Tensor | None, ...], grad: Output) -> list[Tensor | None]:
+    """Return the gradients as functions that have derivatives too; autograd keeps all scores."""
+    y = torch.cat([ctx.compute(chunk) for chunk in chunks_of(with_tensors(ctx.call, saved))], -2)
+    needed = ctx.needs_input_grad[2:]
+    inputs = [t for t, is_needed in zip(saved, needed, strict=True) if t is not None and is_needed]
+    found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True, allow_unused=True))
+    return [next(found) if is_needed else None for is_needed in needed]
 
 
 def tensors_of(call: Call) -> list[Tensor | None]:
