@@ -27,12 +27,13 @@ from common.settings import build, read_value
 from common.text import flat, visible
 from data.config import DataConfig
 from data.texts import Source
+from runs.directory import settings_of_result, written_settings
 from runs.metrics import finite, is_number
 from runs.origin import PROJECT_HASH, commit
 from runs.summary import NUMBERS, Summary, read_summary, sentence_of
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
 from sweeps.grid import VARIANTS, Grid, combinations, error_of, result_key
-from sweeps.leaderboard import COLUMNS, literal_markdown, markdown_lines
+from sweeps.leaderboard import COLUMNS, literal_markdown, markdown_lines, shown
 from training.config import TrainConfig
 
 RECORD = "decide.json"
@@ -49,6 +50,8 @@ LARGER = ["val_accuracy", *(column.field for column in COLUMNS if column.larger)
 TIMED = [column.field for column in COLUMNS if column.timed]
 METRICS = [name for name in NUMBERS if name not in ("seed", "threads", "step", "tokens", "val_tokens")]
 """The figures of which more or less is better."""
+OF_A_JOB = ("seed", "device", "model.vocab_size", "init_from")
+"""The settings that a job itself chooses, completes or, when it goes on, leaves out."""
 
 
 @dataclass
@@ -192,6 +195,7 @@ class Decide(Grid):
         configs = [self.check_job([*settings, f"seed={seed}", *each]) for each in self.groups]
         for config in filter(None, configs):
             self.refuse_absent(config)
+        self.planned = [settings_of_result(flat(asdict(config))) if config else {} for config in configs]
         names = [" ".join(each) for each in self.groups]
         self.refuse_equal(dict(zip(names, configs, strict=True)))
         code = {name: config and config.code_hash for name, config in zip(names, configs, strict=True)}
@@ -371,6 +375,11 @@ class Decide(Grid):
             return f"job {name} ran other code (project_hash={summary.project_hash})"
         if summary and summary.code_hash != self.record.code[variant]:
             return f"job {name} ran another version of its code"
+        # So may have the files of its settings, since a run of a comparison that goes on, or of a baseline.
+        ran = written_settings(self.folder / name)
+        for setting, value in self.planned[number].items():
+            if setting not in OF_A_JOB and setting in ran and shown(ran[setting]) != shown(value):
+                return f"job {name} ran {setting}={shown(ran[setting])}, not {shown(value)}"
         if summary and summary.status == "finished" and getattr(summary, self.metric) is not None:
             return summary
         return f"job {name} has no {self.metric}"

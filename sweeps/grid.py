@@ -38,7 +38,7 @@ from runs.directory import lock_run, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
 from runs.summary import fail_job, read_job, read_summary
 from sweeps.compositions import Compositions, writable
-from sweeps.hydra_versions import register_resolver
+from sweeps.hydra_versions import read_once, register_resolver
 from sweeps.leaderboard import write_leaderboard
 from training.config import TrainConfig
 
@@ -87,6 +87,7 @@ class Grid(Sweeper):
         task_function: has an attribute `check`, which takes the overrides of a job and a function that composes them.
         """
         self.loader: ConfigLoader = hydra_context.config_loader
+        read_once(self.loader)
         self.compositions = Compositions(self.loader, config)  # before the folder is fixed
         config = writable(config)
 

@@ -4,12 +4,15 @@ Every difference is here, so that the end of 1.3 removes this file and little el
 """
 
 import argparse
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import hydra
+from hydra._internal.config_repository import CachingConfigRepository
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -43,6 +46,21 @@ def store(**arguments: Any) -> None:
     if "replace" in inspect.signature(ConfigStore.store).parameters:  # from 1.4 on, which warns otherwise
         arguments["replace"] = True
     ConfigStore.instance().store(**arguments)
+
+
+class ReadOnce(CachingConfigRepository):
+    """The files of settings, each as it was when it was first read."""
+
+    def __deepcopy__(self, memo: Any) -> "ReadOnce":
+        return self  # for each composition, which Hydra gives a copy
+
+    def load_config(self, config_path: str) -> Any:
+        return copy.deepcopy(super().load_config(config_path))
+
+
+def read_once(loader: ConfigLoader) -> None:
+    """Read each file of settings once: the jobs of a sweep have what its check has read."""
+    loader.repository = ReadOnce(loader.repository)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -196,7 +196,26 @@ def distinct(jobs: list[Job]) -> list[Job]:
             for job in kept.values():
                 hash_ = getattr(job.summary, name)
                 job.settings |= {name: hash_} if hash_ else {}
+    for name in untyped(kept.values()):
+        for job in kept.values():
+            job.settings |= {name: shown(job.resolved[name])} if name in job.resolved else {}
     return [*kept.values()]
+
+
+def untyped(jobs: Iterable[Job]) -> list[str]:
+    """Return the settings that no job was given and in which jobs of a row differ.
+
+    Their file has changed between the jobs, or a job was resumed with another value. A parallel launcher chooses the
+    device.
+    """
+    rows: dict[frozenset[tuple[str, str]], dict[str, set[str]]] = {}
+    for job in jobs:
+        if job.status == "finished":
+            row = rows.setdefault(job.but_seed, {})
+            for name, value in settings_of_result(job.resolved).items():
+                row.setdefault(name, set()).add(shown(value))
+    found = {name: None for row in rows.values() for name, texts in row.items() if len(texts) > 1}
+    return [name for name in found if name not in ("seed", "device")]
 
 
 def has_versions(jobs: Iterable[Job], name: str) -> bool:

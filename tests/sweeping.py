@@ -69,7 +69,8 @@ def in_memory(sweeper: Grid, folder: Path, result: Result) -> list[dict[str, str
     hydra = {"runtime": {"choices": choices}, "sweep": {"dir": str(folder)}, "overrides": {"hydra": []}}
     config = OmegaConf.create({"dry_run": False, "optimizer": {"lr": 0.1}, "max_steps": 5, "hydra": hydra})
     with mock.patch("hydra.core.plugins.Plugins.instance"):
-        sweeper.setup(config=config, hydra_context=SimpleNamespace(config_loader=None), task_function=mock.Mock())
+        loader = SimpleNamespace(repository=None)
+        sweeper.setup(config=config, hydra_context=SimpleNamespace(config_loader=loader), task_function=mock.Mock())
     sweeper.launcher.launch = launch
     sweeper.check_job = lambda job: None
     sweeper.fingerprint = lambda settings: "a text"  # of hydra/sweeper=decide

@@ -13,6 +13,7 @@ import signal
 import subprocess
 from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import permutations, product
 from pathlib import Path
@@ -28,11 +29,12 @@ from common.errors import SettingsError
 from data.config import DataConfig
 from docs import decide_worth as worth
 from docs.estimates import Estimate, holm, p_value, t_quantile
+from model.config import GPTConfig
 from runs.origin import PROJECT_HASH, commit
 from runs.summary import Summary, read_job
 from sweeps.decide import ALPHA, Decide
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
-from training.config import TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 
 VARIANTS = ["attention=sdpa", "attention=mla", "attention=delta"]
 
@@ -454,6 +456,26 @@ def test_a_run_of_other_code_is_no_part_of_a_pair(tmp_path):
     with pytest.raises(SettingsError, match="1 of 1 variants stay undecided"):
         sweeper.sweep([])
     said = "undecided, because job 3-1 ran other code (project_hash=0123)"
+    assert standing(tmp_path)["attention=mla"][:2] == [said, "2"]
+
+
+def test_a_run_of_settings_whose_file_has_changed_is_no_part_of_a_pair(tmp_path):
+    """As one of a baseline, or of a comparison that goes on."""
+    sweeper = decide(variants=VARIANTS[:2])
+    in_memory(sweeper, tmp_path, noisy)
+    planned = TrainConfig(optimizer=OptimizerConfig(lr=0.01))
+    sweeper.check_job = lambda job: replace(planned, model=GPTConfig(attention=job[-1].partition("=")[2]))
+    outcome = sweeper.outcome
+
+    def of_that_time(number: int, name: str, result: object) -> Summary | str:
+        rate = 0.01 if name != "3-0" else 0.5
+        (tmp_path / name / "config.yaml").write_text(f"seed: {name[0]}\nrun_dir: {name}\noptimizer: {{lr: {rate}}}\n")
+        return outcome(number, name, result)
+
+    sweeper.outcome = of_that_time
+    with pytest.raises(SettingsError, match="1 of 1 variants stay undecided"):
+        sweeper.sweep([])
+    said = "undecided, because job 3-0 ran optimizer.lr=0.5, not 0.01"
     assert standing(tmp_path)["attention=mla"][:2] == [said, "2"]
 
 

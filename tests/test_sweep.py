@@ -221,6 +221,17 @@ def test_seeds_share_a_row_where_another_setting_follows_from_the_seed(tmp_path)
     assert row[:2] == ["1, 2", "1, 2"] and row[-1] == "1.5000 ± 0.7071"
 
 
+def test_a_setting_that_nobody_typed_divides_a_row_where_its_file_has_changed(tmp_path):
+    """But not the device, which a parallel launcher chooses."""
+    for number, rate in enumerate((0.01, 0.01, 0.5)):
+        job = put_job(tmp_path, number, "experiment=mine", f"seed={number}", val_bpb=1.0 + number)
+        (job / "config.yaml").write_text(f"seed: {number}\ndevice: cuda:{number}\noptimizer: {{lr: {rate}}}\n")
+    head, first, second = cells(markdown(read_jobs(tmp_path)))
+    assert head[:2] == ["seed", "optimizer.lr"] and "device" not in head
+    assert first[:2] == ["0, 1", "0.01"] and first[-1] == "1.5000 ± 0.7071"  # √(2 · 0.5²)
+    assert second[:2] == ["2", "0.5"] and second[-1] == "3.0000"
+
+
 TYPED = {  # values as they may be typed, and as config.yaml has them
     "model.n_kv_head": ("null", None),
     "model.n_head": ("1", 1),
@@ -701,6 +712,20 @@ def test_what_an_experiment_brings_for_the_sweep_takes_effect(searchpath, tmp_pa
     monkeypatch.setattr("sweeps.decide.Decide.run_pairs", lambda self, pair, _: seeds.append(self.record.seed + pair))
     run_here("-m", searchpath, "experiment=own_seed", *tiny(tmp_path, max_steps=1), cwd=tmp_path)
     assert seeds == [*range(5, 25)]
+
+
+@pytest.mark.slow
+def test_a_file_of_settings_that_is_edited_while_a_sweep_runs_changes_no_job(searchpath, tmp_path, monkeypatch):
+    def edit_and_plan(_, config) -> str:
+        (tmp_path / "conf/experiment/rate.yaml").write_text("# @package _global_\noptimizer: {lr: 0.5}\n")
+        return f"{config.seed} {config.optimizer.lr}"
+
+    monkeypatch.setattr("training.plan.plan_run", edit_and_plan)
+    (tmp_path / "conf/experiment/rate.yaml").write_text("# @package _global_\noptimizer: {lr: 0.1}\n")
+    asked = ("-m", searchpath, "+experiment=rate", "seed=1,2", "dry_run=true")
+    for rate in ("0.1", "0.5"):  # the next sweep has the new ones
+        planned = run_here(*asked, cwd=tmp_path)
+        assert re.findall(r"^\d 0\.\d$", planned.stdout, re.M) == [f"1 {rate}", f"2 {rate}"], planned.stderr
 
 
 @pytest.mark.slow
