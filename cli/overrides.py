@@ -3,12 +3,13 @@
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from common.errors import SettingsError
+from common.errors import SettingsError, format_value
 from common.files import user_path
-from common.settings import NULLS, WANDB_SWEEP, setting_hints, unknown_setting
+from common.settings import NULLS, WANDB_SWEEP, read_value, setting_hints, unknown_setting
 from common.text import flat, quote, seen_from_here
 from training.config import TrainConfig
 
@@ -21,6 +22,7 @@ SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output_subdir", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
 ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}")
 NUMBERS = (int, int | None, float, float | None, bool)
+TEXTS = (str, str | None, list[str], list[str] | None)
 
 
 def take_folder(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -47,7 +49,7 @@ def take_folder(arguments: list[str]) -> tuple[list[str], list[str]]:
 def own_options(typed: str) -> Path:
     """Return the absolute path of a folder with options, such as experiment/NAME.yaml.
 
-    Raises SettingsError for a folder without options, and for a file in another encoding.
+    Raises SettingsError for a folder without options, and for a file in another encoding or by refuse_misread().
     """
     folder = user_path("--config-dir", typed).resolve()
     files = [*folder.glob("*/*.yaml")]
@@ -59,7 +61,53 @@ def own_options(typed: str) -> Path:
             file.read_bytes().decode()
         except UnicodeDecodeError:
             raise SettingsError(f"{seen_from_here(file)} is not UTF-8", "save it in this encoding") from None
+        refuse_misread(file)
     return folder
+
+
+def refuse_misread(file: Path) -> None:
+    """Raise SettingsError for a value of a file that YAML reads as another than is typed.
+
+    Without quotes YAML takes 12:30 for 750, 010 for 8, no for false and 1.10 for 1.1.
+    """
+    from omegaconf import OmegaConf  # mistakes in typed settings are answered before this import
+
+    hints = setting_hints(TrainConfig)
+    content = file.read_text("utf-8-sig")
+    group = "" if "@package _global_" in content else file.parent.name
+    try:
+        written = flat({group: yaml.load(content, yaml.BaseLoader)})  # each value is a text
+        read = flat({group: OmegaConf.to_container(OmegaConf.load(file))})
+    except Exception:  # Hydra finds these mistakes again, and composition.explain() names them
+        return
+    for place in written.keys() & read.keys():
+        name = place.removeprefix(".").removeprefix("hydra.sweeper.params.")
+        hint = hints.get(name)
+        if hint is None or name == "compile":  # whose on and off may be true and false
+            continue
+        is_range = "hydra.sweeper.params." in place and isinstance(read[place], list)
+        pairs = zip(written[place], read[place], strict=True) if is_range else [(written[place], read[place])]
+        for typed, value in pairs:
+            if is_misread(name, typed, value, hint):
+                fault = f"{seen_from_here(file)} has {name}: {format_value(typed)}, which YAML reads as "
+                remedy = "write the number that is meant"
+                if hint in TEXTS:
+                    remedy = "put quotes around each text" if isinstance(typed, list) else f"write '{typed}'"
+                raise SettingsError(fault + format_value(value), remedy)
+
+
+def is_misread(name: str, typed: Any, value: Any, hint: Any) -> bool:
+    """Return whether YAML's value of a setting is another than that of the same typed letters."""
+    if value is None:  # also ~, and nothing
+        return False
+    try:
+        meant = read_value(name, value, hint)
+    except SettingsError:  # which is told where the settings are read
+        return False
+    try:
+        return read_value(name, typed, hint) != meant
+    except SettingsError:
+        return True
 
 
 def several_settings(group: str, value: str) -> SettingsError:

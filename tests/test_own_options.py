@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from cli.composition import compose_settings, explain, register_schema
-from cli.overrides import check_typed, take_folder
+from cli.hydra_command import start
+from cli.overrides import CONF, check_typed, refuse_misread, take_folder
 from common.errors import SettingsError
 from common.settings import parse_overrides
 from sweeps.grid import Grid, range_text
@@ -92,6 +93,46 @@ def test_a_file_in_another_encoding_is_named(folder, monkeypatch):
         with pytest.raises(UnicodeDecodeError) as caught:
             content.encode("latin-1").decode()
         assert said in str(explain(caught.value))
+
+
+MISREAD = {
+    "sample_prompt: 12:30": "sample_prompt: 12:30, which YAML reads as 750: write '12:30'",
+    "sample_prompt: 1.0": "sample_prompt: 1.0, which YAML reads as 1: write '1.0'",
+    "data: {text_field: no}": "data.text_field: no, which YAML reads as false: write 'no'",
+    "wandb: {name: 007}": "wandb.name: 007, which YAML reads as 7: write '007'",
+    "wandb: {tags: [a, 12:30]}": r"wandb.tags: \[a,12:30\], which YAML reads as \[a,750\]: put quotes around each text",
+    "seed: 010": "seed: 010, which YAML reads as 8: write the number that is meant",
+    "model: {rope_theta: 10:00}": "rope_theta: 10:00, which YAML reads as 600: write the number that is meant",
+    "hydra: {sweeper: {params: {sample_prompt: [12:30, a]}}}": "sample_prompt: 12:30, which YAML reads as 750",
+    "hydra: {sweeper: {params: {seed: [1, 010]}}}": "seed: 010, which YAML reads as 8",
+}
+
+
+@pytest.mark.parametrize("written", MISREAD)
+def test_a_value_that_yaml_reads_as_another_is_refused(folder, written):
+    """YAML 1.1 counts 12:30 in sixties and 010 in eights; the command line takes both as they are typed."""
+    (folder / "experiment/odd.yaml").write_text(f"# @package _global_\n{written}\n")
+    with pytest.raises(SettingsError, match=rf"my files, 1/experiment/odd\.yaml has .*{MISREAD[written]}"):
+        take_folder([f"--config-dir={folder}"])
+
+
+def test_values_that_yaml_and_the_command_line_read_alike_are_taken(folder):
+    (folder / "schedule").mkdir()
+    (folder / "schedule/mine.yaml").write_text("name: cosine\nwarmup_steps: 1e1\n")
+    quoted = "sample_prompt: '12:30'\nwandb: {name: '007', tags: [a, b]}\nmax_steps: 1_0\nlog_interval: 1e0\nseed: 7\n"
+    others = "data: {separator: ~}\noptimizer: {lr: .001}\nmodel: {ngrams: [2, 3]}\ncompile: off\ndry_run: yes\n"
+    ranges = "hydra: {sweeper: {params: {seed: '1,2', model.n_head: [1, 2], model: null}}}\n"
+    (folder / "experiment/odd.yaml").write_text(f"# @package _global_\n{quoted}{others}{ranges}")
+    assert take_folder([f"--config-dir={folder}"])[0] == []
+    for file in CONF.glob("*/*.yaml"):
+        refuse_misread(file)
+
+
+def test_the_experiment_that_is_typed_is_looked_at(folder, monkeypatch):
+    (folder / "experiment/odd.yaml").write_text("# @package _global_\nseed: 010\n")
+    monkeypatch.setattr("cli.hydra_command.CONF", folder)
+    with pytest.raises(SettingsError, match="seed: 010"):
+        start(["experiment=small,odd", "-m"])
 
 
 @pytest.mark.parametrize("content", ["", "- a\n- b\n", "model:\n  n_layer: 1\n"])
