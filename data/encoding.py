@@ -86,6 +86,12 @@ MOST = 0.1  # share of broken bytes from which on a file is no text
 # Most text that is not UTF-8 is Windows-1252. It is taken if chardet finds it this much as likely as its first guess.
 ALMOST = 0.75
 SURROGATE = re.compile("[\ud800-\udfff]")
+PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+# iconv does not know CESU-8, the UTF-8 of the halves that UTF-16 has: of Java, Oracle and MySQL.
+JOIN_HALVES = (
+    """python -c 'import sys; text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass"); """
+    """sys.stdout.buffer.write(text.encode("utf-16", "surrogatepass").decode("utf-16").encode())'"""
+)
 
 
 class NotText(DataError):
@@ -126,6 +132,9 @@ def check_text(file: str, opened: Open | None = None) -> Damage | None:
         raise NotText(file, f"not text: it has a NUL, first in {found.nul}", remedy)
     if not found.broken:
         return None
+    if is_halved(opened):
+        noun = "not text in UTF-8, but in CESU-8, where an emoji is two halves"
+        raise NotText(file, noun, f"{piped(file, JOIN_HALVES)} > {beside(file, 'utf8')} converts it")
     # UTF-8 that is damaged has more whole letters than broken ones. A few broken bytes are no evidence of an encoding.
     if found.whole < found.broken and found.broken >= max(FEWEST, FEWEST_IN_1000 * found.size / 1000):
         refuse_encoding(file, found.sample, opened)
@@ -263,6 +272,20 @@ def can_decode(opened: Open, codec: str) -> bool:
         except UnicodeDecodeError:
             return False
     return True
+
+
+def is_halved(opened: Open) -> bool:
+    """Return whether all that is not UTF-8 in a text are letters in two halves, each in UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
+    half = ""  # the first one, at the end of a block
+    with opened() as stream, suppress(UnicodeDecodeError):
+        for block in iter(lambda: stream.read(LONGEST), b""):
+            text = half + decoder.decode(block)
+            half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+            if replace_surrogates(PAIR.sub("", text[: len(text) - len(half)]))[1]:
+                return False
+        return not half and not decoder.decode(b"", final=True)
+    return False
 
 
 def iconv_name(codec: str) -> str:

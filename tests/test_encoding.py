@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from common.errors import DataError
 from data.config import DataConfig
-from data.encoding import NotText, check_text, decode_text, iconv_name
+from data.encoding import NotText, check_text, decode_text, iconv_name, is_halved
 from data.texts import LEFT_OUT, Source
 from data.tokenizer import LONGEST
 
@@ -116,6 +116,41 @@ def test_in_a_folder_such_a_text_is_left_out_by_name_and_the_last_one_is_refused
     assert "KOI8-R" in note and source.describe().endswith("1 document, 5 B; 1 file left out")
     (tmp_path / "b.txt").write_bytes(b"\0\1")
     refused(tmp_path)
+
+
+def in_halves(text: str) -> bytes:
+    """CESU-8: the UTF-8 of each 16 bits of UTF-16."""
+    units = text.encode("utf-16-be")
+    codes = [int.from_bytes(units[place : place + 2], "big") for place in range(0, len(units), 2)]
+    return "".join(map(chr, codes)).encode("utf-8", "surrogatepass")
+
+
+@pytest.mark.parametrize("name", ["it's.txt", "packed.txt.gz"])
+@pytest.mark.parametrize("text", ["plain 😀👍 words\n" * 9, "élèves déjà " * 99 + "🙂", "\ufeff𝄞"])
+def test_emoji_in_two_halves_are_refused_with_the_command_that_joins_them(tmp_path, name, text):
+    content = in_halves(text)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    error = refused(tmp_path / name)
+    assert "not text in UTF-8, but in CESU-8, where an emoji is two halves" in error.problem
+    run(command_of(error), tmp_path)
+    (made,) = tmp_path.glob("*.utf8.txt")
+    assert made.read_bytes() == text.encode()
+
+
+def test_a_half_alone_is_a_damage_as_before_and_halves_join_across_blocks(monkeypatch):
+    first, second = in_halves("😀")[:3], in_halves("😀")[3:]
+    for content in (
+        first,
+        second,
+        second + first,
+        first + b"x" + second,
+        first + second + first,
+        b"\xff" + first + second,
+    ):
+        assert not is_halved(lambda content=content: io.BytesIO(content))
+    for size in range(1, 20):
+        monkeypatch.setattr("data.encoding.LONGEST", size)
+        assert is_halved(lambda: io.BytesIO(in_halves("é a😀b👍 x𝄞")))
 
 
 # Damage
