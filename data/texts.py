@@ -83,6 +83,14 @@ ICONV = {"jsonl": "jq -c . FILE | iconv", "json": "jq -c '.[]' FILE | iconv", "c
 FOREIGN_MARK = re.compile(r"<\|(?:startoftext|begin_of_text|end_of_text|bos|eos)\|>|<(?:bos|eos|BOS|EOS)>")
 """The marks of the beginning and the end of a text for other models; here they are letters."""
 
+SIGN_OF_HTML = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9A-Fa-f]{1,5});")
+"""A sign as HTML writes it, such as &amp; for &."""
+
+ENCODED_MAIL = re.compile(r"(?ims)\A(?:From |[a-z-]+: ).*?^content-transfer-encoding:\s*(?:base64|quoted-printable)")
+"""A mail, or a mailbox, whose letters are not written as themselves."""
+
+COMMAND = "docs/data.md has the command"
+
 Files = dict[str, tuple[int, int]]
 """{path: (size, mtime_ns)}."""
 
@@ -353,12 +361,15 @@ class Source:
                 text, replaced = replace_surrogates(text)
                 if replaced:
                     self._note_replaced(replaced, where)
-                if "\r\n" in text:
-                    self._note(f"Records with \\r\\n at line ends in {field}, which the model learns", 1, where)
-                if MARK in text:
-                    self._note(f"Records with byte order marks in {field}, which the model learns", 1, where)
-                if "\0" in text:
-                    self._note(f"Records with NULs in {field}, which the model learns", 1, where)
+                signs = {
+                    f"\\r\\n at line ends in {field}, which the model learns": "\r\n" in text,
+                    f"byte order marks in {field}, which the model learns": MARK in text,
+                    f"NULs in {field}, which the model learns": "\0" in text,
+                    f"\\n in two letters in {field}, which the model learns ({COMMAND})": has_escaped_ends(text),
+                    f"HTML's &amp; or its like in {field}, which the model learns ({COMMAND})": has_signs_of_html(text),
+                }
+                for sign in filter(signs.get, signs):
+                    self._note(f"Records with {sign}", 1, where)
                 self._note_read_as(text, f"Records with {field}", where, ICONV.get(format, ""))
                 yield from self._divided([text])
             else:
@@ -367,7 +378,7 @@ class Source:
     def _blocks(self, file: str) -> Iterator[str]:
         """Yield the text of a file in blocks."""
         with opened_text(file) as stream:
-            is_noted = is_noted_as = has_mark = False
+            is_noted = is_noted_as = has_mark = has_signs = is_mail = False
             while block := stream.read(LONGEST):
                 # They are read as they are, but rarely meant to be learned.
                 if "\r" in block and not is_noted:
@@ -378,6 +389,13 @@ class Source:
                     fact = (
                         f"Files with byte order marks within the text, which the model learns (to remove: {removing})"
                     )
+                    self._note(fact, 1, file)
+                if not has_signs and has_signs_of_html(block):
+                    has_signs = True
+                    self._note(f"Files with HTML's &amp; or its like, which the model learns ({COMMAND})", 1, file)
+                if not is_mail and ENCODED_MAIL.match(block):
+                    is_mail = True
+                    fact = f"Files of mail in base64 or quoted-printable, which the model learns ({COMMAND})"
                     self._note(fact, 1, file)
                 if not is_noted_as:  # the last letter may go on in the next block
                     is_noted_as = self._note_read_as(block[: block.rfind(" ") + 1] or block, "Files", file)
@@ -506,6 +524,16 @@ def _parts(blocks: Iterable[str], separator: str, on_separator: Callable[[], Non
         yield pending[:certain]
         pending = pending[certain:]
     yield pending
+
+
+def has_signs_of_html(text: str) -> bool:
+    """Return whether a text has HTML's &amp; or its like, and is neither HTML nor code of it."""
+    return "<" not in text and SIGN_OF_HTML.search(text) is not None
+
+
+def has_escaped_ends(text: str) -> bool:
+    r"""Return whether a text has \n in two letters for its line ends; of TeX's \nu it is a part."""
+    return "\n" not in text and re.search(r"\\n(?![a-z])", text) is not None
 
 
 def _dataset_records(config: DataConfig) -> Iterator[Record]:

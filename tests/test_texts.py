@@ -1,10 +1,13 @@
 """The rules of data/config.py and data/texts.py: what is read, how, and what is refused."""
 
+import email.message
 import glob
 import gzip
 import hashlib
+import html
 import io
 import json
+import mailbox
 import os
 import re
 import shlex
@@ -519,6 +522,76 @@ def test_the_marks_of_other_models_in_a_text_are_told_with_what_makes_documents_
         source = of_path(file, separator=mark)
         assert read(source) == ["one ", " two<|endoftext|>three<|endoftext|>", "four"]
     assert not source.note_lines()
+
+
+def command_of_the_page(begin: str, end: str) -> str:
+    """The command of docs/data.md from `begin` to `end`, for this Python."""
+    page = (Path(__file__).parent.parent / "docs/data.md").read_text(encoding="utf-8")
+    command = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", page, re.DOTALL)[0]
+    return command.replace("python", shlex.quote(sys.executable), 1)
+
+
+MEANT = 'Tom & Jerry said "it\'s <b>late</b>"\nAnd left\ta C:\\nest, été'
+
+
+def test_what_a_dump_has_for_line_ends_is_told_and_the_command_of_the_page_makes_them(tmp_path):
+    dumped = MEANT.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+    (tmp_path / "dump.tsv").write_text(f"id\ttext\n1\t{dumped}\n2\tplain\n", encoding="utf-8")
+    source = of_path(tmp_path / "dump.tsv", "files")
+    assert read(source) == [dumped, "plain"]
+    fact = "Records with \\n in two letters in text, which the model learns (docs/data.md has the command)"
+    assert source.note_lines() == [f"{fact}: 1, first in {tmp_path}/dump.tsv line 2."]
+    command = command_of_the_page("python -c 'import csv, json, re", "> dump.jsonl")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    source = of_path(tmp_path / "dump.jsonl", "files")
+    assert read(source) == [MEANT, "plain"] and not source.note_lines()
+
+
+@pytest.mark.parametrize(
+    "text", ["the angle $\\nu$", 'print("a\\n")\nprint("b")', "AT&T; R&D &c.", "<p>a &amp; b</p>", "&hearts"]
+)
+def test_tex_code_and_html_are_no_text_that_was_written_otherwise(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+    (tmp_path / "a.txt").write_text(text)
+    for name in ("a.jsonl", "a.txt"):
+        source = of_path(tmp_path / name, "files")
+        assert read(source) == [text] and not source.note_lines()
+
+
+def test_signs_of_html_are_told_and_the_commands_of_the_page_write_the_text(tmp_path):
+    posted = html.escape(MEANT).replace("é", "&#233;")
+    (tmp_path / "posts.jsonl").write_text(json.dumps({"id": 1, "text": posted}) + "\n")
+    (tmp_path / "posts.txt").write_text(posted)
+    begins = {"posts.jsonl": "python -c 'import html, json", "posts.txt": "python -c 'import html, sys"}
+    for name, begin in begins.items():
+        source = of_path(tmp_path / name, "files")
+        assert read(source) == [posted]
+        (note,) = source.note_lines()
+        assert "with HTML's &amp; or its like" in note and "(docs/data.md has the command): 1, first in" in note
+        made = name.replace("posts", "plain")
+        subprocess.run(["bash", "-c", command_of_the_page(begin, f"> {made}")], check=True, cwd=tmp_path)
+        source = of_path(tmp_path / made, "files")
+        assert read(source) == [MEANT] and not source.note_lines()
+
+
+@pytest.mark.parametrize("encoding", ["base64", "quoted-printable"])
+def test_mail_that_is_encoded_is_told_and_the_command_of_the_page_writes_its_texts(tmp_path, encoding):
+    bodies = ["Café, tonight?\n", "At eight = fine.\n"]
+    box = mailbox.mbox(tmp_path / "mail.mbox")
+    for body in bodies:
+        mail = email.message.EmailMessage()
+        mail["Subject"] = "dinner"
+        mail.set_content(body, cte=encoding)
+        mail.add_attachment(bytes(range(256)), maintype="image", subtype="png")
+        box.add(mail)
+    box.close()
+    source = of_path(tmp_path / "mail.mbox", "files")
+    assert "Café" not in read(source)[0]
+    fact = "Files of mail in base64 or quoted-printable, which the model learns (docs/data.md has the command)"
+    assert source.note_lines() == [f"{fact}: 1, first in {tmp_path}/mail.mbox."]
+    command = command_of_the_page("python -c 'import email,", "> mail.jsonl")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    assert read(of_path(tmp_path / "mail.jsonl", "files")) == bodies
 
 
 def test_byte_order_marks_of_joined_files_are_told_and_are_no_part_of_records(tmp_path):
