@@ -44,6 +44,11 @@ ALIASES = {
         "seed: the windows are always shuffled, by it; init_from=RUN learns one text after another",
     ),
     **dict.fromkeys(
+        ("data_seed", "shuffle_seed", "sampler_seed", "init_seed", "model_seed", "weight_seed", "dropout_seed"),
+        "seed: one for the initial weights, the order of the text and the dropout",
+    ),
+    **dict.fromkeys(("random_seed", "rng_seed", "manual_seed", "random_state", "seed_everything"), "seed"),
+    **dict.fromkeys(
         ("overfit_batches", "overfit_one_batch", "overfit_single_batch", "overfit"),
         "data.path: a few hundred letters, and data.val_path=, the same file, are learned by heart",
     ),
