@@ -3,13 +3,14 @@
 import logging
 import math
 import secrets
+import shlex
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from common.errors import CheckpointError, SettingsError, format_value, naming
-from common.files import UNFINISHED, is_locked, reading, remove, user_path
+from common.files import UNFINISHED, is_locked, pointed, reading, remove, user_path
 from common.text import flat, hydra_quoted
 from runs.checkpoint import (
     TOKENIZER,
@@ -107,8 +108,24 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
     with reading("resume", where):
         if not (run / "checkpoints").is_dir():
             problem = f"resume={where} holds no run (no folder checkpoints)"
-            raise SettingsError(problem, "give a run's directory, or auto")
+            raise SettingsError(problem, way_back(run) or "give a run's directory, or auto")
     return run
+
+
+def way_back(path: Path) -> str:
+    """Return how a run goes on from one of its checkpoints, "" if `path` is in none."""
+    path = pointed(path).resolve()
+    folder = next((each for each in (path, *path.parents) if each.name == "checkpoints"), None)
+    if folder is None:
+        return ""
+    run = folder.parent
+    steps = [each.name for each in checkpoints_by_step(folder)]
+    remedy = f"{hydra_quoted('resume', run)} goes on from its latest checkpoint"
+    for step in {*steps[1:]} & {*path.relative_to(folder).parts}:
+        later = [f"checkpoints/{name}" for name in steps[: steps.index(step)]]
+        away = f"(cd {shlex.quote(str(run))} && mkdir -p later && mv {' '.join(later)} later)"
+        remedy += f", and from {step} after {away}"
+    return remedy
 
 
 def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:

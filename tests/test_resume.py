@@ -7,6 +7,7 @@ import pickle
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -137,6 +138,28 @@ def test_a_stopped_and_crashed_run_ends_as_the_uninterrupted_one_to_the_bit(conf
     assert train(again) == best
     assert_same_run(config.run_dir, again.run_dir)
     assert read_summary(Path(again.run_dir)).status == "finished"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_within_a_run_is_answered_with_the_way_back_to_it(config, tmp_path):
+    """Which ends in the bits of the run that was not interrupted."""
+    config = replace(config, run_dir=str(tmp_path / "a run"), checkpoint_interval=5, keep_checkpoints=9, log_interval=1)
+    train(config)
+    shutil.copytree(config.run_dir, tmp_path / "whole", symlinks=True)
+    checkpoints = Path(config.run_dir, "checkpoints")
+    go_on = f"'resume={config.run_dir}' goes on from its latest checkpoint"
+    for within in ("last", "", "step_20", "step_20/model.safetensors"):
+        with pytest.raises(SettingsError, match=rf"holds no run .*: {re.escape(go_on)}\.$"):
+            find_run(str(checkpoints / within), None)
+    with pytest.raises(SettingsError, match=rf"{re.escape(go_on)}, and from step_10 after \(.*\)\.$") as caught:
+        find_run(str(checkpoints / "step_10"), None)
+    command = re.search(r"after (\(.*\))", caught.value.remedy)[1]
+    subprocess.run(["bash", "-c", command], check=True)
+    assert {path.name for path in checkpoints.glob("step_*")} == {"step_5", "step_10"}
+    train(replace(config, resume=config.run_dir))
+    assert_same_run(tmp_path / "whole", config.run_dir)
+    with pytest.raises(SettingsError, match="holds no run .*: give a run's directory, or auto"):
+        find_run(str(tmp_path), None)
 
 
 @pytest.mark.slow
