@@ -861,6 +861,14 @@ def text_fields(record: dict[str, Any]) -> list[str]:
     return names
 
 
+OF_CHATGPT = (
+    ".mapping as $all | [.current_node | recurse($all[.].parent // empty) | $all[.].message"
+    ' | select([.content.parts[]? | strings] | add + "" != "")'
+    ' | .author.role + ": " + ([.content.parts[] | strings] | join("\\n"))] | reverse | join("\\n")'
+)
+"""jq's program for the export of ChatGPT: the last version of a conversation, of its nodes by their ids."""
+
+
 def without_text(record: Record, field: str, format: str) -> DataError:
     """Return the error for a record without text in a field, with a step that gives it some.
 
@@ -870,7 +878,7 @@ def without_text(record: Record, field: str, format: str) -> DataError:
     names = text_fields(fields)
     each_record = ".[] | " if format == "json" else ""
     others: dict[str, Any]
-    numbers = ""
+    numbers = conversation = ""
     try:
         value = value_of(fields, field)
         fault = f"{place}: data.text_field={field} is not text ({value!r:.40})"
@@ -881,7 +889,13 @@ def without_text(record: Record, field: str, format: str) -> DataError:
             numbers = f"; {jq(source, program)} writes numbers as text"
     except KeyError:
         fault = f"{place} has no field data.text_field={field}"
-        others = {} if names else fields
+        # Beside names and numbers, such as that of a conversation, the text may be in a list of objects.
+        lists = {name: value for name, value in fields.items() if isinstance(value, list) and dict in map(type, value)}
+        others = lists if names else fields
+        if isinstance(fields.get("mapping"), dict) and "current_node" in fields and format:
+            program = f"{each_record}{OF_CHATGPT} | {{{json.dumps(field)}: .}}"
+            step = f"{jq(source, program)} makes a text of each conversation"
+            return DataError(fault, step, value=source)
     table = rows_within(fields, field) if format == "jsonl" and has_one_line(source) else ""
     if table:
         return DataError(fault, f"{jq(source, table)} makes a line of each row", value=source)
@@ -897,12 +911,16 @@ def without_text(record: Record, field: str, format: str) -> DataError:
                 step = f"{jq(source, f'{each_record}{path}[]')} makes lines of its records"
             else:
                 step = f"{jq(source, each_record + joined(path, value, name, field))} joins the strings in {name}"
-            return DataError(fault, step, value=source)
+            if not names or name == field:
+                return DataError(fault, step, value=source)
+            conversation = f"; {step}"
+            break
     remedy = f"choose one of {listed(names)}" if names else "choose another field"
-    remedy += ", or data=text" * bool(format) + numbers
+    remedy += ", or data=text" * bool(format) + numbers + conversation
     # Such as a question and its answer: one alone would lose half of the text. Other records may have one that is null.
     pair = [name for name, value in fields.items() if isinstance(value, str) or value is None]
-    if format in ("json", "jsonl") and len(names) > 1 and {*names} <= {*pair} and len(pair) <= MOST_JOINED:
+    is_pair = len(names) > 1 and {*names} <= {*pair} and len(pair) <= MOST_JOINED
+    if format in ("json", "jsonl") and is_pair and not conversation:
         paths = ", ".join(f".{json.dumps(name)}" for name in pair)
         program = f'{each_record}{{{json.dumps(field)}: [{paths}] | join("\\n")}}'
         remedy += f"; {jq(source, program)} joins them"

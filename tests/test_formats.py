@@ -551,6 +551,47 @@ def test_lists_in_several_lines_are_no_table_and_many_names_are_cut(tmp_path):
         read(tmp_path / "a.jsonl")
 
 
+def node(name: str, parent: str | None, role: str = "", *parts: object) -> dict:
+    """A message in the tree of an export of ChatGPT."""
+    message = {"author": {"role": role}, "content": {"parts": [*parts]}, "create_time": None} if role else None
+    return {"id": name, "parent": parent, "message": message, "children": []}
+
+
+NODES = [
+    node("a1", None),
+    node("b2", "a1", "system", ""),
+    node("c3", "b2", "user", "Why?", {"asset_pointer": "x"}, "Now?"),
+    node("d4", "c3", "assistant", "I do not know."),
+    node("e5", "c3", "assistant", "Because."),
+]
+CHATGPT = {"title": "One", "mapping": {each["id"]: each for each in NODES}, "current_node": "e5", "id": "q"}
+EXPORTS = {
+    "ChatGPT": (CHATGPT, ["user: Why?\nNow?\nassistant: Because."]),
+    "ShareGPT": (
+        {"id": "x", "conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}]},
+        ["human\nWhy?\ngpt\nBecause."],
+    ),
+    "Claude": (
+        {"uuid": "u", "name": "One", "chat_messages": [{"text": "Why?", "sender": "human"}, {"text": "Because."}]},
+        ["Why?", "Because."],
+    ),
+}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("name", EXPORTS)
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+def test_a_conversation_that_has_an_id_or_a_title_has_the_command_that_makes_texts_of_it(tmp_path, name, ending):
+    """It was told to choose one of its id and its title, which are no conversation."""
+    record, texts = EXPORTS[name]
+    (tmp_path / f"a.{ending}").write_text(json.dumps([record] if ending == "json" else record))
+    with pytest.raises(DataError, match="has no field data.text_field=text: ") as caught:
+        read(tmp_path / f"a.{ending}")
+    (command,) = re.findall(r"jq -c .*\.lines\.jsonl", caught.value.remedy)
+    subprocess.run(["bash", "-c", command], check=True)
+    assert read(tmp_path / "a.lines.jsonl")[0] == texts
+
+
 ASSIGNED = [
     "window.YTD.tweets.part0 = {}",
     "var a={}",
