@@ -574,6 +574,32 @@ def test_signs_of_html_are_told_and_the_commands_of_the_page_write_the_text(tmp_
         assert read(source) == [MEANT] and not source.note_lines()
 
 
+CHATS = [
+    "{month}/{day}/24, {hour}:05 - ",
+    "[{day:02}.{month:02}.24, {hour}:05:09] ",
+    "\u200e[{day}/{month}/2024, {hour}:05:09\u202fPM] ",
+    "2024/{month:02}/{day:02}, {hour}:05 pm - ",
+    "[2024-{month:02}-{day:02}, {hour}:05:09] ",
+    "2024-{month:02}-{day:02} {hour}:05 - ",
+    "{day}.{month}.2024 {hour}.05 - ",
+]
+
+
+@pytest.mark.parametrize("begin", CHATS)
+def test_the_commands_of_the_page_divide_a_chat_by_messages_and_by_days(tmp_path, begin):
+    """WhatsApp writes dates in the order and with the signs of the phone's language."""
+    times = [dict(month=month, day=day, hour=hour) for month in (1, 12) for day in (1, 2, 28) for hour in (9, 10)]
+    lines = [f"{begin.format(**time)}Ann: at 1.2.3, 4.5 or so\nsecond line\n" for time in times]
+    (tmp_path / "chat.txt").write_text("".join(lines), encoding="utf-8")
+    page = command_of_the_page("time='", "days.txt")
+    subprocess.run(["bash", "-c", page], check=True, cwd=tmp_path)
+    assert [text.strip() for text in read(of_path(tmp_path / "messages.txt"))] == [
+        line.strip("\u200e\n") for line in lines
+    ]
+    days = ["".join(pair) for pair in zip(lines[::2], lines[1::2], strict=True)]
+    assert read(of_path(tmp_path / "days.txt")) == days
+
+
 @pytest.mark.parametrize("encoding", ["base64", "quoted-printable"])
 def test_mail_that_is_encoded_is_told_and_the_command_of_the_page_writes_its_texts(tmp_path, encoding):
     bodies = ["Café, tonight?\n", "At eight = fine.\n"]
