@@ -1,7 +1,8 @@
 """The KV cache: with it a new token costs one row instead of T."""
 
 from collections import defaultdict
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import NamedTuple
 
@@ -45,6 +46,9 @@ class KVCache:
 
     To go back, as after draft tokens that are not taken, call crop().
     """
+
+    is_amid_pass = False
+    """Whether a pass of the GPT has begun and has not ended; between two passes, that the last one failed."""
 
     def __init__(self, size: int) -> None:
         """size: the most positions, in layers that keep rows."""
@@ -90,9 +94,20 @@ class KVCache:
                 return tensor.size(0)
         return None
 
+    def begin(self) -> None:
+        """Note that a pass begins, before a layer reads its tokens.
+
+        Raises ValueError after a pass that failed if some layers have read its tokens and cannot go back.
+        """
+        if self.is_amid_pass:
+            remedy = "begin a new cache, or copy one by take() before a pass that may fail"
+            self._check_rows(self._position, "a pass with this cache failed", remedy)
+        self.is_amid_pass = True
+
     def advance(self, T: int) -> None:
         """Count T positions that all layers have read."""
         self._position += T
+        self.is_amid_pass = False
 
     def crop(self, n: int) -> None:
         """Go back to the first n positions, as if the later ones had never been read.
@@ -110,17 +125,9 @@ class KVCache:
             self.documents.clear()
             self._position = 0
             self.doc_starts = None
+            self.is_amid_pass = False
             return
-        remedy = "copy the cache by take() before the positions that may have to go"
-        for layer, kept in self.layers.items():
-            for name in kept:
-                span = self.spans.get((layer, name))
-                if span is None:
-                    problem = f"layer {layer} keeps a state ({name}), which has read all {self._position}"
-                    raise ValueError(f"crop({n}): {problem}; {remedy}.")
-                if not span.holds(n):
-                    problem = f"the rows before {span.first} have left the window of layer {layer}"
-                    raise ValueError(f"crop({n}): {problem}; {remedy}.")
+        self._check_rows(n, f"crop({n})", "copy the cache by take() before the positions that may have to go")
         for key, span in self.spans.items():
             self.spans[key] = span._replace(end=min(span.end, n))
         self._position = n
@@ -133,6 +140,17 @@ class KVCache:
             if self.documents:
                 first, doc_starts = self.documents[-1]
                 self.doc_starts = doc_starts[:, min(n - first, doc_starts.shape[1]) - 1]
+
+    def _check_rows(self, n: int, what: str, remedy: str) -> None:
+        """Raise ValueError if a layer does not have what it had after the first n positions."""
+        for layer, kept in self.layers.items():
+            for name in kept:
+                span = self.spans.get((layer, name))
+                if span is None:
+                    raise ValueError(f"{what}: layer {layer} keeps a state ({name}), which does not go back; {remedy}.")
+                if not span.holds(n):
+                    problem = f"the rows before {span.first} have left the window of layer {layer}"
+                    raise ValueError(f"{what}: {problem}; {remedy}.")
 
     def append(
         self,
@@ -227,6 +245,21 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for kept in self.layers.values() for tensor in kept.values())
+
+
+@contextmanager
+def undone_on_failure(cache: KVCache | None, T: int) -> Iterator[None]:
+    """Take back the T positions of a pass that fails after its last layer.
+
+    It then is as one that failed before.
+    """
+    try:
+        yield
+    except BaseException:
+        if cache is not None:
+            cache.advance(-T)
+            cache.is_amid_pass = True
+        raise
 
 
 def ordinary_tensors() -> AbstractContextManager[object]:

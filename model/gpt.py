@@ -26,7 +26,7 @@ from model.attention.context import AttentionContext
 from model.attention.layer import MultiHeadAttention
 from model.attention.masks import check_starts
 from model.attention.registry import check_names
-from model.cache import DocStarts, KVCache, Tokens
+from model.cache import DocStarts, KVCache, Tokens, undone_on_failure
 from model.config import GPTConfig
 from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
@@ -176,7 +176,8 @@ class GPT(nn.Module):
         not waited for: its kernels assert that ids are in the vocabulary.
         """
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache)
-        return self.logits(x[:, -1:] if last else x)
+        with undone_on_failure(cache, tokens.size(1)):
+            return self.logits(x[:, -1:] if last else x)
 
     def hidden(
         self,
@@ -220,10 +221,13 @@ class GPT(nn.Module):
 
         # Embed the tokens, and where the settings ask for it their n-grams and positions.
         x = embedded(self.token_embedding, tokens)  # (B, T) -> (B, T, C)
+        positions = self.embed_positions(tokens, ctx) if self.config.position == "learned" else None
+        if cache is not None:
+            cache.begin()  # what refuses tokens comes before, what reads them comes after
         if self.config.ngrams:
             x = x + self.ngrams(tokens, ctx)
-        if self.config.position == "learned":
-            x = x + self.embed_positions(tokens, ctx)
+        if positions is not None:
+            x = x + positions
 
         # Layers with rotary positions find their angles in the context.
         ctx.rotations = {rope: rope.table(x, ctx.past) for rope in self.ropes}
@@ -272,17 +276,18 @@ class GPT(nn.Module):
         check_targets(tokens, targets)
         ctx = AttentionContext.with_loss(tokens.device) if self.training else AttentionContext()
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
-        if self.has_plain_head:
-            nats = fused_cross_entropy(
-                self.final_norm(x),
-                self.lm_head.weight,
-                targets,
-                self.config.logit_softcap,
-                self.runtime.loss_and_gradient,
-                self.runtime.largest_chunk,
-            )
-        else:
-            nats = nats_of_logits(self.logits(x), targets)[0].sum()
+        with undone_on_failure(cache, tokens.size(1)):
+            if self.has_plain_head:
+                nats = fused_cross_entropy(
+                    self.final_norm(x),
+                    self.lm_head.weight,
+                    targets,
+                    self.config.logit_softcap,
+                    self.runtime.loss_and_gradient,
+                    self.runtime.largest_chunk,
+                )
+            else:
+                nats = nats_of_logits(self.logits(x), targets)[0].sum()
         return nats if ctx.loss is None else nats + (ctx.loss - ctx.loss.detach())  # its gradient, not its value
 
     @torch.no_grad()
@@ -299,7 +304,9 @@ class GPT(nn.Module):
         Without a gradient. loss() explains the arguments.
         """
         check_targets(tokens, targets)
-        return self.nats_of(self.hidden(tokens, doc_starts=doc_starts, cache=cache), targets)
+        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache)
+        with undone_on_failure(cache, tokens.size(1)):
+            return self.nats_of(x, targets)
 
     @torch.no_grad()
     def nats_of(

@@ -247,27 +247,40 @@ def test_a_position_is_set_to_what_the_rows_hold_and_to_nothing_else():
         close(model(tokens, cache=cache), whole)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("failing", ["blocks.1", "lm_head"])
+@pytest.mark.parametrize("attention", ["sdpa", "mla", "sdpa+window", "delta", "sdpa/delta", "sdpa+key_offset"])
 @torch.no_grad()
-def test_a_pass_that_failed_is_repeated_as_if_nothing_had_been_or_refused():
-    """An interrupt in the second layer, when the first has written."""
-    tokens = torch.arange(24)[None]
-    for attention in ("sdpa", "sdpa+window"):
-        model = cropped_gpt(attention, n_layer=2)
-        whole = model(tokens)
-        for at in range(1, 20):
-            cache = KVCache(24)
-            model(tokens[:, :at], cache=cache)
-            handle = model.blocks[1].register_forward_pre_hook(lambda *given: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                model(tokens[:, at : at + 3], cache=cache)
-            handle.remove()
-            try:
-                found = model(tokens[:, at : at + 1], cache=cache)
-            except ValueError as error:
-                assert attention == "sdpa+window" and "not all before" in str(error)
-                continue
-            close(found, whole[:, at : at + 1])
+def test_a_pass_that_failed_is_repeated_as_if_nothing_had_been_or_refused(attention, failing):
+    """A hook, Ctrl-C or too little memory ends it, when some layers have read its tokens or all."""
+    model = cropped_gpt(attention, n_layer=2)
+    tokens = torch.arange(21)[None]
+    tokens, targets = tokens[:, :-1], tokens[:, 1:]
+
+    def fail(module, arguments):
+        raise KeyboardInterrupt
+
+    nats = F.cross_entropy(model(tokens).mT, targets, reduction="none")
+    ways = (
+        (lambda part, cache: model(tokens[:, part], cache=cache), model(tokens)[:, 12:]),
+        (lambda part, cache: model.loss(tokens[:, part], targets[:, part], cache=cache), nats[:, 12:].sum()),
+        (lambda part, cache: model.nats(tokens[:, part], targets[:, part], cache=cache)[0], nats[:, 12:]),
+    )
+    for way, wanted in ways:
+        cache = KVCache(20)
+        way(slice(0, 12), cache)
+        before = cache.take(torch.arange(1))
+        hook = model.get_submodule(failing).register_forward_pre_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            way(slice(12, 20), cache)
+        hook.remove()
+        assert cache.position == 12
+        if attention not in ("sdpa", "mla"):
+            with pytest.raises(ValueError, match="a pass with this cache failed: .*; begin a new cache, or copy one"):
+                way(slice(12, 20), cache)
+            cache.crop(0)  # a new one
+            way(slice(0, 12), cache)
+            close(way(slice(12, 20), before), wanted)
+        close(way(slice(12, 20), cache), wanted)
 
 
 def test_a_layer_that_did_not_read_a_token_is_not_asked_for_the_next():
