@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from common.errors import SettingsError
 from model.attention import MultiHeadAttention
 from model.cache import DocStarts, Tokens
-from model.gpt import GPT, Stream
+from model.gpt import GPT, Stream, check_targets
 from model.layers import LayerNorm, RMSNorm, upcast
+from model.loss import scored_places
 from model.modes import eval_mode, uncompiled_calls
-from model.surgery import one_module
+from model.surgery import embedded, one_module
 
 Result = Float[Tensor, "B T _"]
 Edit = Callable[[Result], Result]
@@ -269,11 +270,12 @@ def contributions(
     A part's effect by way of later parts is not its own here but theirs: a late MLP that only makes a result louder
     takes the credit for it. Compare with without().
 
-    targets: a token id for each position, (B, T).
+    targets: a token id for each position, (B, T); where it is -1 or -100, as for padding, all shares are 0.
 
-    Raises SettingsError if lm_head is no matrix alone or final_norm no norm alone, whose logits would not be such sums,
-    and as writes() does.
+    Raises ValueError for targets of another shape, and on a CPU for those that are not ids; SettingsError if lm_head is
+    no matrix alone or final_norm no norm alone, whose logits would not be such sums, and as writes() does.
     """
+    check_targets(tokens, targets)
     if not model.has_plain_head:
         problem = "lm_head has a bias, a hook or an adapter, or is another module, to which no part adds"
         raise SettingsError(problem, "remove it, or merge it into lm_head.weight, for contributions()")
@@ -290,7 +292,9 @@ def contributions(
     stream = torch.stack([*vectors.values()]).sum(0)  # (B, T, C)
     scale = torch.rsqrt(stream.square().mean(-1) + norm.eps)  # (B, T)
 
-    rows = upcast(model.lm_head.weight[targets])  # (B, T, C)
+    scored = scored_places(targets)
+    table = nn.Embedding.from_pretrained(model.lm_head.weight)
+    rows = upcast(embedded(table, targets.masked_fill(~scored, 0))) * scored[..., None]  # (B, T, C)
     direction = scale[..., None] * upcast(norm.weight) * rows
     found = {part: (vector * direction).sum(-1) for part, vector in vectors.items()}
     bias: Any = getattr(norm, "bias", None)  # a LayerNorm's

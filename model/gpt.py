@@ -32,7 +32,7 @@ from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 from model.recompute import recomputed
-from model.surgery import check_input, embedded, is_matrix, tie_again
+from model.surgery import check_input, check_type, embedded, is_matrix, tie_again
 
 Stream = Float[Tensor, "B T C"]
 
@@ -411,6 +411,7 @@ class GPT(nn.Module):
 
 def check_targets(tokens: Tokens, targets: Tokens) -> None:
     """Raise ValueError unless there is a target for each token."""
+    check_type("targets", targets)
     if targets.shape != tokens.shape:
         problem = f"targets {(*targets.shape,)} need the shape of tokens {(*tokens.shape,)}"
         raise ValueError(f"{problem}: those of ids (B, T + 1) are ids[:, 1:], and their tokens ids[:, :-1].")

@@ -74,7 +74,8 @@ def tie_again(model: Any, keys: Any) -> None:
 
 
 def check_input(model: Any, tokens: Tensor, cache: Any) -> None:
-    """Raise ValueError for tokens that are not (B, T), or that a cache cannot serve."""
+    """Raise ValueError for tokens that are no ids (B, T), or that a cache cannot serve."""
+    check_type("tokens", tokens)
     if tokens.ndim != 2 or tokens.is_nested:
         shape = "nested" if tokens.is_nested else (*tokens.shape,)
         raise ValueError(f"tokens {shape} need the shape (B, T): tokens[None] is a batch of one text.")
@@ -84,6 +85,16 @@ def check_input(model: Any, tokens: Tensor, cache: Any) -> None:
     if cache is not None and cache.texts not in (None, B):
         problem = f"tokens of {B} texts do not continue a cache of {cache.texts}"
         raise ValueError(f"{problem}: cache.take(torch.tensor([0] * {B})) has the first of them as often.")
+
+
+def check_type(name: str, ids: Any) -> None:
+    """Raise ValueError unless ids are a tensor of a type that torch looks up in a table."""
+    if not isinstance(ids, Tensor):
+        raise ValueError(
+            f"{name} are of type {type(ids).__name__}: make a tensor of them, torch.tensor({name}).long()."
+        )
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{name} are {ids.dtype}: make int64 of them, {name}.long().")
 
 
 def check_places(layers: Sequence[Any]) -> None:

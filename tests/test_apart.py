@@ -129,6 +129,23 @@ def test_contributions_sum_to_the_logit_and_writes_to_the_stream(name):
     close(sum(writes(model, TOKENS).values()), model.hidden(TOKENS), atol=1e-4)
 
 
+@torch.no_grad()
+def test_contributions_to_an_ignored_target_are_nothing_and_to_no_id_refused(unchecked):
+    model = model_of("sdpa")
+    logits = model(TOKENS).gather(-1, OTHER[..., None])[..., 0]
+    for ignored in (-1, -100):
+        targets = OTHER.clone()
+        targets[:, 3:5] = ignored
+        wanted = logits * (targets >= 0)
+        close(sum(contributions(model, TOKENS, targets).values()), wanted, atol=1e-4)
+    for wrong in (-2, -101, 10**6):
+        targets[0, 0] = wrong
+        with pytest.raises(ValueError, match=f"token id {wrong} is not in the vocabulary"):
+            contributions(model, TOKENS, targets)
+    with pytest.raises(ValueError, match="need the shape of tokens"):
+        contributions(model, TOKENS, OTHER[:, 1:])
+
+
 class Doubled(nn.Module):
     def forward(self, x):
         return 2 * x

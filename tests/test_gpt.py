@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, prune
 
 import model.loss
 from common.errors import SettingsError
+from model.apart import streams
 from model.attention import FORMS, MODIFIERS, AttentionContext
 from model.cache import KVCache
 from model.config import MLPS, GPTConfig
@@ -519,6 +520,25 @@ def test_tokens_that_are_none_are_refused_in_a_sentence(tokens, message):
         for function in (gpt, gpt.hidden, lambda tokens, gpt=gpt: gpt.loss(tokens, tokens)):
             with pytest.raises(ValueError, match=message):
                 function(tokens)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("given", [torch.uint8, torch.uint16, torch.int16, torch.float32, "numpy", "list"])
+def test_ids_of_another_type_are_refused_with_what_makes_ids_of_them(given):
+    """As bytes have it, and files of ids."""
+    gpt, ids = random_gpt(ngrams=[2], ngram_rows=53), torch.randint(61, (1, 7))
+    tokens = {"numpy": ids.numpy().astype("uint16"), "list": ids.tolist()}.get(given)
+    tokens = ids.to(given) if tokens is None else tokens
+    mended = torch.tensor(tokens).long() if isinstance(given, str) else tokens.long()
+    for name, function in (
+        ("tokens", gpt),
+        ("tokens", lambda tokens: streams(gpt, tokens)[-1]),
+        ("targets", lambda targets: gpt.loss(ids, targets)),
+        ("targets", lambda targets: gpt.nats(ids, targets)[0]),
+    ):
+        with pytest.raises(ValueError, match=rf"^{name} are .*{name}\)?\.long\(\)\.$"):
+            function(tokens)
+        assert torch.equal(function(mended), function(ids))
 
 
 @pytest.mark.usefixtures("unchecked")
