@@ -10,6 +10,11 @@ WRITTEN = "that transformers' save_pretrained() wrote, with config.json and mode
 """What a folder to import is."""
 
 
+def first_names(names: list[str]) -> str:
+    """Return up to three names, and the number of the others."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")
+
+
 def importing(where: object) -> AbstractContextManager[None]:
     """Turn any error that a damaged file raises within into a HuggingFaceError."""
     remedy = "copy or download it again, or choose another model"

@@ -8,6 +8,7 @@ ours 2i with 2i + 1, so the rows of queries and keys, their biases and Qwen3's Q
 """
 
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Container
@@ -23,7 +24,7 @@ from torch import Tensor
 from common.errors import HuggingFaceError, SettingsError
 from common.files import read_foreign, regular
 from common.settings import build
-from interop import WRITTEN, find_folder, importing
+from interop import WRITTEN, find_folder, first_names, importing
 from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
@@ -31,6 +32,8 @@ from model.gpt import GPT
 from model.rope import Rope
 from model.size import count_weights, without_weights
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
+
+log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
 
 
 class Target(NamedTuple):
@@ -469,17 +472,22 @@ def _check_left_over(weights: dict[str, Tensor], used: set[str], where: str) -> 
     """Raise HuggingFaceError if a layer has other weights too: they are part of its logits.
 
     A quantised weight has scales beside it, and a bias may be there against config.json. Weights outside of the layers
-    and of the modules that were read, such as a classifier, change no logit.
+    and of the modules that were read, such as a classifier, change no logit there either; a warning names them.
     """
     parts = {name.rpartition(".")[0] for name in used}
-    for name in sorted(weights.keys() - used):
+    left = [name for name in sorted(weights.keys() - used) if not name.endswith(BUFFERS)]
+    left = [name for name in left if not any(word in name for word in UNUSED)]
+    for name in left:
         part = name.rpartition(".")[0]
         is_read = part in parts or f"{part.rpartition('.')[0]}.weight" in used  # beside a weight, or a part of it
         in_layer = any(f".{layers}." in f".{name}" for layers in LAYERS)
-        if (is_read or in_layer) and not name.endswith(BUFFERS) and not any(word in name for word in UNUSED):
+        if is_read or in_layer:
             raise HuggingFaceError(
                 f"{where} has {name}, for which its config.json has no place", f"{PLAIN}, or {ANOTHER}"
             )
+    if left:
+        told = "%s: read without %s, for which its class has no place; transformers leaves it out too."
+        log.warning(told, where, first_names(left))
 
 
 def _stored(theirs: str, names: Container[str]) -> str:

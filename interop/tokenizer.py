@@ -14,7 +14,7 @@ import tiktoken
 from common.errors import HuggingFaceError
 from common.files import read_foreign
 from data.tokenizer import END_OF_TEXT, check_lossless
-from interop import importing
+from interop import first_names, importing
 
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
 
@@ -35,6 +35,7 @@ GGML_PRE = {"bpe": "llama-bpe", "gpt2": "gpt-2", "cl100k_base": "dbrx", "o200k_b
 GGML_PRE |= {GPT2_PATTERN: "gpt-2", DIGITS_PATTERN: "smollm", LLAMA3_PATTERN: "llama-bpe", QWEN2_PATTERN: "qwen2"}
 COUNTED = re.compile(r"(?<!\\x)(\{\d[\d,]*\}|\{,\d+\})\+")
 """A counted quantifier that gives nothing back: {1,3}+."""
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # names there and here
 CHOOSE = "choose a model with a byte-level BPE tokenizer, such as GPT-2's, Llama 3's or Qwen3's"
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 # Texts whose ids are compared if the tokenizers library is installed.
@@ -161,10 +162,11 @@ def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.En
             if not token.get("special", True) and token["content"] != END_OF_TEXT
         ]
         if added:
-            names = ", ".join(added[:3]) + (f" and {len(added) - 3} others" if len(added) > 3 else "")
-            log.warning("%s: its added tokens %s are read as ordinary text here, to other ids.", file, names)
+            told = "%s: its added tokens %s are read as ordinary text here, to other ids."
+            log.warning(told, file, first_names(added))
 
         _tell_borders(content, special, file)
+        _tell_lost(folder)
 
         # tiktoken joins the pair of the lowest id first, so their merges must have that order.
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
@@ -216,6 +218,19 @@ def _tell_borders(content: dict[str, Any], special: dict[str, int], file: Path) 
     for name, token in special.items():
         if token != end and token in (ends if isinstance(ends, list) else [ends]):
             log.warning("%s: its texts end at %s too, here a text as others: set stop='%s'.", file, name, name)
+
+
+def _tell_lost(folder: Path) -> None:
+    """Warn of what such a folder has beside its model, and a checkpoint has not."""
+    files = [folder / name for name in ("tokenizer_config.json", "generation_config.json")]
+    of_tokenizer, of_text = (json.loads(read_foreign(each)) if each.exists() else {} for each in files)
+    if of_tokenizer.get("chat_template") or any(folder.glob("chat_template.*")):
+        log.warning("%s: its chat template is not kept: docs/interop.md puts it beside an export.", folder)
+    drawn = [f"{name}={of_text[name]}" for name in SAMPLING if of_text.get(name) is not None]
+    if drawn and of_text.get("do_sample"):
+        log.warning(
+            "%s: its texts are drawn with %s, which is not kept: type it for sample.py.", folder, " ".join(drawn)
+        )
 
 
 def _unmerged(vocabulary: dict[str, int], made: set[int], is_whole: bool) -> list[str]:

@@ -72,16 +72,21 @@ def test_weights_that_would_be_part_of_the_logits_are_refused(foreign, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("settings", "names"),
+    ("settings", "names", "told"),
     [
-        (LLAMA, ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq", "score.weight"]),
-        (GPT2, ["transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias", "v_head.summary.weight"]),
-        (GPT2, ["transformer.h.0.crossattention.c_attn.weight", "transformer.h.0.ln_cross_attn.bias"]),
+        (LLAMA, ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"], ""),
+        (LLAMA, ["model.rotary_emb.inv_freq", "score.weight", "score.bias"], "score.bias, score.weight"),
+        (LLAMA, [*"dcab", "model.embed_positions.weight"], "a, b, c and 2 others"),
+        (GPT2, ["transformer.h.0.attn.bias", "v_head.summary.weight"], "v_head.summary.weight"),
+        (GPT2, ["transformer.h.0.crossattention.c_attn.weight", "transformer.h.0.ln_cross_attn.bias"], ""),
     ],
 )
-def test_constants_and_weights_outside_of_the_layers_change_nothing(settings, names, tmp_path):
+def test_constants_and_weights_outside_of_the_layers_change_nothing(settings, names, told, tmp_path, caplog):
+    """As in transformers, which names the weights that have no place."""
     model, tokens = folder_of(tmp_path, settings, **dict.fromkeys(names, ones(4))), torch.randint(61, (2, 6))
     close(from_huggingface(str(tmp_path))(tokens), model(tokens))
+    wanted = [f"{tmp_path}: read without {told}, for which its class has no place; transformers leaves it out too."]
+    assert caplog.messages == (wanted if told else [])
 
 
 @pytest.mark.parametrize("settings", [LLAMA, GPT2, {}, LLAMA | {"qkv_bias": True}, LLAMA | {"mlp": "relu2"}])

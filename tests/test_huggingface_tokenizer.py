@@ -318,6 +318,27 @@ def test_special_tokens_keep_their_ids_and_have_one_name(before, places, bpe, tm
     assert back._special_tokens == special and back.encode_ordinary(text) == ours.encode_ordinary(text)
 
 
+def test_a_chat_template_and_settings_of_sampling_are_told_not_kept(bpe, tmp_path, caplog):
+    save_tokenizer_json(bpe, tmp_path, 16)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": bpe.eot_token}))
+    drawn = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1, "top_k": None}
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps(drawn))  # without do_sample they act on nothing there
+    read_tokenizer_json(tmp_path)
+    assert not caplog.records
+    file.write_text(json.dumps(drawn | {"do_sample": True}))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    read_tokenizer_json(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": "{{ messages }}"}))
+    read_tokenizer_json(tmp_path)
+    template, sampling = caplog.messages[:2]
+    assert "its chat template is not kept: docs/interop.md" in template
+    assert "its texts are drawn with temperature=0.6 top_p=0.9, which is not kept" in sampling
+    assert caplog.messages[2:] == [template, sampling]
+
+
 def test_tokens_that_begin_and_end_a_text_there_and_not_here_are_told(bpe, tmp_path, caplog):
     """As those of Llama 3: the first has no place here, and one of several ends a text."""
     special = {"<|begin|>": len(bpe._mergeable_ranks), "<|end|>": bpe.eot_token + 1, "<|turn|>": bpe.eot_token + 2}
