@@ -12,6 +12,7 @@ from conftest import close, layer, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.attention import FORMS, SOFTMAX, AttentionContext, functions
@@ -331,6 +332,22 @@ def test_true_and_one_attend_false_and_zero_do_not_and_other_numbers_are_refused
     for value in (-torch.inf, 0.5, torch.nan) if dtype.is_floating_point else ():
         with pytest.raises(ValueError, match=r"mask \(3,\) has numbers other than 1"):
             as_bool(torch.tensor([1.0, 0.0, value]).to(dtype))
+
+
+def test_masks_that_are_no_tensors_of_numbers_are_refused_with_what_says_the_same(unchecked):
+    """torch's own is a tensor by its class: as a bias it hid nothing."""
+    q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
+    for odd in (causal_lower_right(3, 5), causal_upper_left(3, 5), causal_mask(3, 5).numpy()):
+        message = f"is of type {type(odd).__name__}, which is no tensor of numbers: pass is_causal=True, .* create_mask"
+        for name in ("matmul", "sigmoid", "sdpa"):
+            for overlay in ({"mask": odd}, {"bias": odd}):
+                with pytest.raises(ValueError, match=message):
+                    FORMS[name](q, k, v, **overlay)
+        with pytest.raises(ValueError, match=message):
+            layer("sdpa")(torch.randn(1, 3, 32), AttentionContext(mask=odd))
+    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(3, 5))
+    for remedy in ({"is_causal": True}, {"mask": causal_mask(3, 5)}):
+        close(FORMS["matmul"](q, k, v, **remedy), wanted)
 
 
 def test_floats_that_are_all_zero_are_an_additive_mask_and_refused():

@@ -296,6 +296,11 @@ def check_broadcast(name: str, overlay: Tensor, to: tuple[int, ...]) -> None:
 
     Leading axes may be missing.
     """
+    # torch's CausalBias is a tensor by its class, with any numbers in it.
+    if not isinstance(overlay, Tensor) or type(overlay).__module__ == "torch.nn.attention.bias":
+        problem = f"{name} is of type {type(overlay).__name__}, which is no tensor of numbers"
+        remedy = "pass is_causal=True, by which the last query sees the last key, or a mask of booleans"
+        raise ValueError(f"{problem}: {remedy}, such as create_mask() of torch's flex_attention makes.")
     shape = overlay.shape
     if len(shape) == 3 and len(to) == 4 and shape[0] == to[0] == to[1] > 1:
         problem = f"{name} {tuple(shape)} may be of {to[0]} texts or of {to[1]} heads"
