@@ -878,7 +878,7 @@ def without_text(record: Record, field: str, format: str) -> DataError:
     names = text_fields(fields)
     each_record = ".[] | " if format == "json" else ""
     others: dict[str, Any]
-    numbers = conversation = ""
+    numbers = ""
     try:
         value = value_of(fields, field)
         fault = f"{place}: data.text_field={field} is not text ({value!r:.40})"
@@ -896,7 +896,10 @@ def without_text(record: Record, field: str, format: str) -> DataError:
             program = f"{each_record}{OF_CHATGPT} | {{{json.dumps(field)}: .}}"
             step = f"{jq(source, program)} makes a text of each conversation"
             return DataError(fault, step, value=source)
-    table = rows_within(fields, field) if format == "jsonl" and has_one_line(source) else ""
+    table = ""
+    if format == "jsonl" and has_one_line(source):
+        is_export = bool(names) and is_named(source, "json")  # such as a chat's: its title beside all messages
+        table = records_within(source, field) if is_export else rows_within(fields, field)
     if table:
         return DataError(fault, f"{jq(source, table)} makes a line of each row", value=source)
     # A conversation is a list of objects: jq joins its strings.
@@ -911,16 +914,13 @@ def without_text(record: Record, field: str, format: str) -> DataError:
                 step = f"{jq(source, f'{each_record}{path}[]')} makes lines of its records"
             else:
                 step = f"{jq(source, each_record + joined(path, value, name, field))} joins the strings in {name}"
-            if not names or name == field:
-                return DataError(fault, step, value=source)
-            conversation = f"; {step}"
-            break
+            step += f", or choose one of {listed(names)}" * bool(names and name != field)
+            return DataError(fault, step, value=source)
     remedy = f"choose one of {listed(names)}" if names else "choose another field"
-    remedy += ", or data=text" * bool(format) + numbers + conversation
+    remedy += ", or data=text" * bool(format) + numbers
     # Such as a question and its answer: one alone would lose half of the text. Other records may have one that is null.
     pair = [name for name, value in fields.items() if isinstance(value, str) or value is None]
-    is_pair = len(names) > 1 and {*names} <= {*pair} and len(pair) <= MOST_JOINED
-    if format in ("json", "jsonl") and is_pair and not conversation:
+    if format in ("json", "jsonl") and len(names) > 1 and {*names} <= {*pair} and len(pair) <= MOST_JOINED:
         paths = ", ".join(f".{json.dumps(name)}" for name in pair)
         program = f'{each_record}{{{json.dumps(field)}: [{paths}] | join("\\n")}}'
         remedy += f"; {jq(source, program)} joins them"

@@ -513,6 +513,40 @@ def test_the_command_for_an_object_of_json_makes_lines_of_its_longest_list_of_re
     assert read(tmp_path / "LINES.jsonl")[0] == STORIES
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+def test_a_conversation_beside_an_id_is_joined_by_the_command_that_is_named(tmp_path, ending):
+    """As ShareGPT has it: the advice was to choose the id."""
+    records = [
+        {"id": f"a{n}", "conversations": [{"from": "human", "value": story}] * 2} for n, story in enumerate(STORIES)
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / f"a.{ending}").write_text(json.dumps(records) if ending == "json" else lines)
+    with pytest.raises(DataError, match=" joins the strings in conversations, or choose one of id") as caught:
+        read(tmp_path / f"a.{ending}")
+    subprocess.run(["bash", "-c", caught.value.remedy.partition(" joins ")[0]], check=True)
+    assert read(tmp_path / "a.lines.jsonl")[0] == [f"human\n{story}\nhuman\n{story}" for story in STORIES]
+    # Tags beside a longer text are none.
+    (tmp_path / "b.jsonl").write_text(json.dumps({"body": "a text that is longer", "tags": ["a", "b"]}) + "\n")
+    with pytest.raises(DataError, match=": choose one of body, or data=text"):
+        read(tmp_path / "b.jsonl")
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("indent", [None, 1])
+def test_the_export_of_a_chat_has_the_same_command_in_one_line_and_in_many(tmp_path, indent):
+    """In one line the advice was to choose its title."""
+    whole = {"title": "T", "people": [{"name": "A"}], "messages": [{"content": story} for story in STORIES]}
+    (tmp_path / "a.json").write_text(json.dumps(whole, indent=indent))
+    try:
+        said = read(tmp_path / "a.json")[1].note_lines()[0]
+    except DataError as error:
+        said = f"({error.remedy}"
+    command = re.search(r"\((jq .*?) makes", said)[1].replace("FILE", "a.json").replace("a.lines", "LINES")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    assert read(tmp_path / "LINES.jsonl", text_field="content")[0] == STORIES
+
+
 TABLES = {
     "columns": {"id": {"0": 1, "1": 2}, "text": {"0": "one", "1": "two\nlines"}},
     "a column": {"text": {"7": "one", "8": "two\nlines"}},
