@@ -7,7 +7,7 @@ after torch's (cli/with_torch.py).
 from types import ModuleType
 
 from cli.command import answer
-from cli.overrides import CONF, GROUPS, SWEEP, check_typed, refuse_misread, take_folder
+from cli.overrides import CONF, GROUPS, SWEEP, check_options, check_typed, take_folder
 from common.settings import parse_overrides
 from training.config import TrainConfig
 
@@ -39,9 +39,7 @@ def start(arguments: list[str]) -> None:
     overrides = [argument for argument in arguments if argument not in SWEEP]
     typed = parse_overrides(overrides)
     check_typed(typed, is_sweep)
-    for name in typed.get("experiment", "").strip("[]").split(","):
-        if (CONF / "experiment" / f"{name}.yaml").is_file():
-            refuse_misread(CONF / "experiment" / f"{name}.yaml")
+    check_options(typed)
     if is_sweep:
         composition().sweep([*searched, *overrides], typed)
     else:

@@ -96,6 +96,15 @@ def refuse_misread(file: Path) -> None:
                 raise SettingsError(fault + format_value(value), remedy)
 
 
+def check_options(typed: dict[str, str]) -> None:
+    """Call refuse_misread() for each typed option of conf/."""
+    for group in typed.keys() & {*GROUPS}:
+        for option in typed[group].strip("[]()").split(","):
+            file = CONF / group / f"{option}.yaml"
+            if file.is_file():
+                refuse_misread(file)
+
+
 def is_misread(name: str, typed: Any, value: Any, hint: Any) -> bool:
     """Return whether YAML's value of a setting is another than that of the same typed letters."""
     if value is None:  # also ~, and nothing
@@ -106,8 +115,8 @@ def is_misread(name: str, typed: Any, value: Any, hint: Any) -> bool:
         return False
     try:
         return read_value(name, typed, hint) != meant
-    except SettingsError:
-        return True
+    except SettingsError:  # letters of YAML alone, such as .nan and 0x10; but a time is rarely meant as a number
+        return ":" in typed
 
 
 def several_settings(group: str, value: str) -> SettingsError:

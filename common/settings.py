@@ -135,6 +135,8 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
     is_nullable = NoneType in get_args(hint)
     if is_nullable and value in (None, *NULLS):
         return None
+    if value is None and name in MAY_BE_EMPTY:  # as YAML reads a name without a value
+        return ""
     kind = get_args(hint)[0] if is_nullable else hint
     noun, read = READERS[kind]
     try:

@@ -3,11 +3,12 @@
 import itertools
 
 import pytest
+from omegaconf import OmegaConf
 
 from cli.composition import compose_settings, explain, register_schema
 from cli.hydra_command import start
 from cli.overrides import CONF, check_typed, refuse_misread, take_folder
-from common.errors import SettingsError
+from common.errors import SettingsError, format_value
 from common.settings import parse_overrides
 from sweeps.grid import Grid, range_text
 from tests.sweeping import swept
@@ -130,7 +131,7 @@ def test_values_that_yaml_and_the_command_line_read_alike_are_taken(folder):
 
 def test_the_experiment_that_is_typed_is_looked_at(folder, monkeypatch):
     (folder / "experiment/odd.yaml").write_text("# @package _global_\nseed: 010\n")
-    monkeypatch.setattr("cli.hydra_command.CONF", folder)
+    monkeypatch.setattr("cli.overrides.CONF", folder)
     with pytest.raises(SettingsError, match="seed: 010"):
         start(["experiment=small,odd", "-m"])
 
@@ -149,6 +150,33 @@ def test_an_experiment_that_sets_nothing_of_a_run_is_answered_with_its_first_lin
 def test_on_and_off_which_yaml_reads_as_true_and_false_keep_their_meaning(folder, written, read):
     (folder / "experiment/odd.yaml").write_text(f"# @package _global_\ncompile: {written}\n")
     assert composed(f"--config-dir={folder}", "experiment=odd").compile == read
+
+
+PLAIN = (
+    "on Yes true True y 0 007 010 0x10 1_000 2024_11_29 2024-11-29 12:30 1.0 .5 1e3 -1E5 1_0e2 5e .nan +5 1.2.3 é null"
+)
+
+
+def test_a_value_is_refused_that_yaml_reads_as_another_than_is_typed(folder):
+    """A name such as 2024_11_29 lost its signs, a prompt Yes became true, and a seed 010 was 8."""
+    file = folder / "experiment/odd.yaml"
+    written = {
+        "wandb:\n  name: {}": lambda typed, read: format_value(read) != typed,
+        "wandb:\n  tags: [a, {}]": lambda typed, read: format_value(read) != typed,
+        "hydra.sweeper.params.sample_prompt: {}": lambda typed, read: format_value(read) != typed,
+        "seed: {}": lambda typed, read: typed in ("010", "12:30"),
+        "optimizer:\n  lr: {}": lambda typed, read: typed in ("010", "12:30"),
+    }
+    for setting, typed in itertools.product(written, PLAIN.split()):
+        file.write_text(f"# @package _global_\n{setting.format(typed)}\n")
+        if written[setting](typed, OmegaConf.create(f"value: {typed}").value):
+            with pytest.raises(SettingsError, match=r"odd\.yaml has .*, which YAML reads as "):
+                take_folder([f"--config-dir={folder}"])
+        else:
+            take_folder([f"--config-dir={folder}"])
+    file.write_text("# @package _global_\nwandb:\n  name: '010'\nseed: '010'\nsample_prompt:\n")
+    config = composed(f"--config-dir={folder}", "experiment=odd")
+    assert (config.wandb.name, config.seed, config.sample_prompt) == ("010", 10, "")
 
 
 def test_the_values_of_an_experiment_may_be_lists_and_groups(tmp_path):
