@@ -278,7 +278,8 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
     heads = {(each.n_head, each.kv_heads, each.head_dim) for each in model.attentions}
     lacks = {
         "attention": foreign or len(heads) > 1 or any({*layer.modifiers} - known for layer in layers),
-        "attention_window": len(sizes) > has_windows,
+        # Of a window of one position transformers 5 keeps all keys while it generates, and sees them.
+        "attention_window": len(sizes) > has_windows or 1 in sizes,
         "n_kv_head": model_type == "gpt2" and attention.kv_heads != attention.n_head,
         "head_size": model_type == "gpt2" and attention.n_head * attention.head_dim != config.n_embd,
         "n_head": model_type in DIVIDED and config.n_embd % attention.n_head,  # transformers divides them

@@ -181,6 +181,7 @@ def test_a_setting_that_no_class_has_beside_the_others_is_told_with_each_class_t
         ({"mlp": "relu2"}, "mlp=relu2", "tiny"),
         *(({"attention": name}, f"attention={name}", "tiny") for name in ("average", "softmax1", "sdpa+nope/sdpa")),
         (LLAMA | {"attention_window": 4, "bias": True}, "bias=True", "llama"),
+        (LLAMA | {"attention_window": 1}, "attention_window=1", "llama"),
         (LLAMA | {"attention": "sdpa+gate/sdpa+nope"}, "attention=sdpa+gate/sdpa+nope", "llama"),
         (LLAMA | {"mlp": "relu2", "n_head": 3, "head_size": 8}, "mlp=relu2", "llama"),
         ({"logit_softcap": 30.0}, "logit_softcap=30.0", "tiny"),
