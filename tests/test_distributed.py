@@ -354,6 +354,32 @@ def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
         assert messages(process) == [f"error: {said}"]
 
 
+OF_ANOTHER_MACHINE = """
+import os, sys
+from cli.hydra_command import run_train_command
+sys.argv[1:] = [argument.replace("RANK", os.environ["RANK"]) for argument in sys.argv[1:]]
+os.environ["LOCAL_RANK"] = "0"  # each prepares its own text
+run_train_command()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("seed=RANK", "has seed=0, and RANK=1 1: "), ("data.path=RANK.txt", r"has text_hash=\w{16}, and RANK=1 \w{16}: ")],
+)
+def test_ranks_of_other_settings_or_another_text_train_no_model_together(given, said, text_file, tmp_path, monkeypatch):
+    """As those of two machines may be."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (script := tmp_path / "other.py").write_text(OF_ANOTHER_MACHINE)
+    text = text_file.read_text(encoding="utf-8")
+    (tmp_path / "0.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "1.txt").write_text(text + "more", encoding="utf-8")
+    with torchrun(tmp_path, text_file, given, script=script) as process:
+        (told,) = messages(process)
+    assert re.match(f"error: RANK=0 {said}", told)
+
+
 @pytest.mark.parametrize("run_id", ["none", None])
 def test_a_process_of_torchrun_and_no_other_ends_with_it(run_id, monkeypatch):
     ends = mock.Mock()

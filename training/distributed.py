@@ -162,6 +162,18 @@ class Ranks:
             time.sleep(every)
             arrived = store.add(place, 0)
 
+    def refuse_others(self, facts: dict[str, str]) -> None:
+        """Raise SettingsError, on all ranks, unless they have the same facts; every rank must call."""
+        if self.size == 1:
+            return
+        known: list[Any] = [None] * self.size
+        dist.all_gather_object(known, facts)
+        for rank, theirs in enumerate(known):
+            for name, value in known[0].items():
+                if theirs[name] != value:
+                    remedy = "give all of them the same settings, code and text: they train one model"
+                    raise SettingsError(f"RANK=0 has {name}={value}, and RANK={rank} {theirs[name]}", remedy)
+
     def leave(self) -> None:
         """Leave the process group, which NCCL warns of otherwise. Let nothing refer to DDP any more."""
         if self.launched and dist.is_initialized():

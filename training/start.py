@@ -26,7 +26,7 @@ from common.files import os_errors_named, replace_text, user_path
 from common.settings import from_arguments
 from common.text import flat, si
 from data.batches import Dataset, TokenDataset
-from data.prepare import TOLD_SHARE, learned_share, prepare
+from data.prepare import TOLD_SHARE, learned_share, prepare, tokens_hash
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer
@@ -39,7 +39,8 @@ from model.modes import eval_mode
 from model.size import count_weights, flops_per_token, without_weights
 from model.weights import load_weights, plain_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
-from runs.directory import lock_run, log_to, make_run_directory
+from runs.directory import lock_run, log_to, make_run_directory, settings_of_result
+from runs.origin import PROJECT_HASH
 from runs.plugins import run_code
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import SEARCHED, OptimizerConfig, TrainConfig
@@ -67,6 +68,7 @@ COMPILE_MINUTES = 5
 """From how many minutes on a run on a CPU is compiled: that takes 20 to 40 s, and gains 5% to 25% of the speed."""
 CORE_SPEED = 50e9
 """FLOP/s of a thread in training, of recent processors, by which the length of a run is estimated."""
+PLACES = {"data.path", "data.val_path", "code", "init_from"}  # which may differ from machine to machine
 FEWEST_IDS = 257  # a tokenizer has at least the bytes and <|endoftext|>
 WRITABLE = "choose a folder on a disk with room that you may write to"
 
@@ -101,6 +103,9 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
             stack.enter_context(freed_memory_kept())
         config = replace(config, code_hash=run_code(config.code))
         check_machine(config, device, ranks)
+        asked = settings_of_result(flat(asdict(config)))
+        facts = {name: format_value(asked[name]) for name in asked.keys() - PLACES}
+        ranks.refuse_others(facts | {"project_hash": str(PROJECT_HASH)})
 
         # Build the run. Rank 0 chooses the checkpoint and the directory, as only it writes.
         saved = ranks.broadcast_object(checkpoint_to_resume(config, stack) if ranks.is_first else None)
@@ -165,6 +170,8 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         compiled = choose_compile(config, device, model, had_compiled)
         compiled_loss = compiled or choose_compiled_loss(config, device)
         ranks.wait_for_all("the weights")  # the machines may have prepared their text in turn
+        if ranks.size > 1 and isinstance(data, TokenDataset):
+            ranks.refuse_others({"text_hash": tokens_hash(data.train, data.val)})
         training_loss = parallelize(model, ranks, device, compiled, compiled_loss)
 
     # Build the run, with its progress.
