@@ -21,6 +21,7 @@ from typing import NoReturn
 import pytest
 import safetensors.torch
 import torch
+import yaml
 from conftest import run_here, some, started
 from test_checkpoint import forge, forge_file
 
@@ -356,6 +357,18 @@ def test_a_run_that_goes_on_elsewhere_says_what_differs_and_elsewhere_only(confi
     forge(Path(config.run_dir) / "checkpoints/last", computed_on=meta.computed_on | {"threads": 64})
     train(replace(again, max_steps=4))
     assert f"with threads {torch.get_num_threads()} (was 64): the same text in the same order" in caplog.text
+
+
+def test_what_a_person_has_edited_in_config_yaml_is_told_with_the_way_to_change_it(tmp_path, caplog):
+    before = {"seed": 1, "max_steps": 20, "optimizer.lr": 0.02, "model.ngrams": [2, 3], "max_flops": 1e16}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(before))
+    training.start.tell_edited(tmp_path, before, before | {"max_steps": 30})
+    assert not caplog.text
+    edited = "seed: 1\nmax_steps: 40\noptimizer: {lr: 0.5}\nmodel: {ngrams: [2]}\nnew: 1\n"
+    (tmp_path / "config.yaml").write_text(edited)
+    training.start.tell_edited(tmp_path, before, before | {"max_steps": 40})  # typed as well
+    said = "config.yaml has optimizer.lr=0.5 model.ngrams=[2], which changes nothing: type that after resume="
+    assert caplog.messages == [f"{said}{tmp_path}."]
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from model.modes import eval_mode
 from model.size import count_weights, flops_per_token, without_weights
 from model.weights import load_weights, plain_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
-from runs.directory import lock_run, log_to, make_run_directory, settings_of_result
+from runs.directory import lock_run, log_to, make_run_directory, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
 from runs.plugins import run_code
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
@@ -522,6 +522,8 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
             run.checkpointer.link(run.progress.step, run.progress.best_step)
 
         # Write the settings, and begin to log.
+        if saved:
+            tell_edited(directory, flat(saved.meta.config), flat(asdict(run.config)))
         written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
         replace_text(directory / "config.yaml", written)
         log_to(directory, log_handler, stack)
@@ -530,6 +532,18 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
     if saved:
         log.info("resuming at step %d of %s", run.progress.step, directory)
         tell_changes(saved.meta.computed_on, run.computed_on())
+
+
+def tell_edited(directory: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Tell of edits of config.yaml: a run goes on with the settings of its checkpoint."""
+    edited = {
+        name: format_value(value)
+        for name, value in written_settings(directory).items()
+        if name in before and format_value(value) not in (format_value(before[name]), format_value(now[name]))
+    }
+    if edited:
+        typed = " ".join(f"{name}={value}" for name, value in edited.items())
+        log.warning("config.yaml has %s, which changes nothing: type that after resume=%s.", typed, directory)
 
 
 def refuse_full_disk(run: Run, directory: Path, setting: str) -> None:
