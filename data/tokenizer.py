@@ -23,11 +23,12 @@ LONGEST = 1 << 18
 """Most characters of a piece: tiktoken's regex engine fails on a million spaces in a row."""
 UP_TO_LAST_WORD = re.compile(r"(?s).*\S(?= )")
 
-# bpe merges within the matches of Llama 3's pattern. A word takes the sign or space before it. Signs take the line ends
-# after them. Spaces before a word stay together except the last. A number has up to three digits a token.
+# bpe merges within the matches of Llama 3's pattern, but a word has the marks of its letters, such as the vowels of
+# Hindi, which that pattern cuts off. A word takes the sign or space before it. Signs take the line ends after them.
+# Spaces before a word stay together except the last. A number has up to three digits a token.
 BPE_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)"
-    r"|[^\r\n\p{L}\p{N}]?+\p{L}++"
+    r"|[^\r\n\p{L}\p{N}]?+\p{L}[\p{L}\p{M}]*+"
     r"|\p{N}{1,3}+"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -4,10 +4,11 @@ import json
 import logging
 import re
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import tiktoken
 
@@ -41,6 +42,7 @@ SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 # Texts whose ids are compared if the tokenizers library is installed.
 SAMPLES = (
     "The quick  brown fox,\n\njumps over\t12345 lazy dogs. ", "naïve café: 北京 2024 😀👍🏽 \u00a0x", " leading", "",
+    "हिन्दी की किताब ❤️",
     "I'll we've IT'S don't", "def f(x):\n    return x[1:-1] != 3.14e10  # no\r\n\r\n", "½ Ⅷ ٣٤  5 6   7\n 8",
 )  # fmt: skip
 
@@ -113,12 +115,21 @@ def save_tokenizer_json(encoding: tiktoken.Encoding, folder: Path, block_size: i
         "padding_side": "left",  # on the right, padding would part a prompt from its continuation
         "model_input_names": ["input_ids", "attention_mask"],  # transformers 4 would add token_type_ids
         "clean_up_tokenization_spaces": False,
-        "ggml_pre": GGML_PRE.get(encoding._pat_str) or GGML_PRE.get(encoding.name),
+        "ggml_pre": ggml_pre(encoding),
     }
     file = folder / "tokenizer.json"
     file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     _compare(encoding, file, "pip install -U tokenizers; if that does not help, choose another tokenizer", named)
+
+
+def ggml_pre(encoding: tiktoken.Encoding) -> str | None:
+    """Return llama.cpp's name of the pre-tokenizer that cuts a text as an encoding does."""
+    name = GGML_PRE.get(encoding._pat_str) or GGML_PRE.get(encoding.name)
+    # Llama 3's cuts letters and their marks apart. A vocabulary that joins none has the same ids.
+    tokens = (token.decode("utf-8", "ignore") for token in encoding._mergeable_ranks)
+    pairs = chain.from_iterable(map(pairwise, tokens if encoding.name == "bpe" else ()))
+    return None if any(category(one)[0] + category(other)[0] == "LM" for one, other in pairs) else name
 
 
 def read_tokenizer_json(folder: Path, max_ids: int | None = None) -> tiktoken.Encoding:

@@ -73,6 +73,13 @@ FOREIGN = {
 }
 
 
+@pytest.mark.parametrize(("text", "name"), [("a ❤️ word 北京", "llama-bpe"), ("हिन्दी", None), ("cafe\u0301", None)])
+def test_llama_cpp_has_no_pattern_that_leaves_marks_at_their_letters(text, name, tmp_path):
+    """Its converter asks then, in place of other ids."""
+    save_tokenizer_json(train_bpe([f"{text} " * 50], 300), tmp_path, 16)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["ggml_pre"] == name
+
+
 @pytest.mark.parametrize("name", FOREIGN)
 def test_an_imported_tokenizer_that_is_exported_again_gives_the_same_ids(name, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")

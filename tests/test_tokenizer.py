@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from common.errors import DataError
 from data.config import TokenizerConfig
 from data.tokenizer import (
+    BPE_PATTERN,
     END_OF_TEXT,
     LONGEST,
     encode_text,
@@ -28,6 +29,7 @@ from data.tokenizer import (
     token_bytes,
     train_bpe,
 )
+from interop.tokenizer import LLAMA3_PATTERN
 
 PUBLISHED_CACHE = Path(__file__).resolve().parent.parent / ".." / "shared" / "tiktoken_cache"
 NAMES = ["bpe", "byte", *(("gpt2", "cl100k_base", "o200k_base") if PUBLISHED_CACHE.is_dir() else ())]
@@ -47,6 +49,33 @@ def encoding(name: str) -> tiktoken.Encoding:
 
 
 every_encoding = pytest.mark.parametrize("name", NAMES)
+
+
+WORDS = {
+    "Hindi": "हिन्दी भाषा किताब लड़की पढ़ी ज्ञानकोश विद्यालय पेड़ों मछली सूरज",
+    "Thai": "ภาษาไทย ประเทศ ผู้หญิง หนังสือ แม่น้ำ อาทิตย์ ร้องเพลง ขึ้น",
+    "Arabic": "الكِتَابُ المَدْرَسَةُ ذَهَبَ البَيْتِ القِصَّةَ اللَّيْلِ",
+    "accents apart": "cafe\u0301 e\u0301le\u0300ve nai\u0308ve gro\u0308\u00dfer sen\u0303or",
+}
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_a_word_keeps_the_marks_of_its_letters(language):
+    """Each word that is frequent enough becomes one token; Llama 3's pattern cuts at each vowel sign."""
+    words = WORDS[language].split()
+    text = " ".join(random.Random(0).choices(words, k=2000))
+    ours = train_bpe([text], 2000)
+    assert [ours.decode([token]) for token in encode_text(ours, text)[1:]] == [f" {word}" for word in text.split()[1:]]
+    cut = train_bpe([text], 2000, LLAMA3_PATTERN)
+    assert len(encode_text(cut, text)) > 2 * 2000
+
+
+@given(text=st.text(st.sampled_from(" \n1a'sZ字é.,_\u0301\u200d\ufe0f🙂❤"), max_size=30))
+def test_a_text_without_marks_after_letters_is_cut_as_by_llama_3(text):
+    """Emoji too, whose selectors are marks: so the vocabularies of most texts are what they were."""
+    regex = pytest.importorskip("regex")
+    plain = regex.sub(r"(?<=\p{L})\p{M}+", "", text)
+    assert regex.findall(BPE_PATTERN, plain) == regex.findall(LLAMA3_PATTERN, plain)
 
 
 @pytest.mark.slow
