@@ -547,6 +547,16 @@ def test_what_a_dump_has_for_line_ends_is_told_and_the_command_of_the_page_makes
     assert read(source) == [MEANT, "plain"] and not source.note_lines()
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_json_that_was_escaped_twice_is_told_and_the_command_of_the_page_mends_it(tmp_path):
+    (tmp_path / "twice.jsonl").write_text(json.dumps({"id": 1, "text": json.dumps("One.\nTwo")[1:-1]}) + "\n")
+    source = of_path(tmp_path / "twice.jsonl", "files")
+    assert read(source) == ["One.\\nTwo"] and "with \\n in two letters in text" in source.note_lines()[0]
+    subprocess.run(["bash", "-c", command_of_the_page("jq -c '.text |=", "> once.jsonl")], check=True, cwd=tmp_path)
+    source = of_path(tmp_path / "once.jsonl", "files")
+    assert read(source) == ["One.\nTwo"] and not source.note_lines()
+
+
 @pytest.mark.parametrize(
     "text", ["the angle $\\nu$", 'print("a\\n")\nprint("b")', "AT&T; R&D &c.", "<p>a &amp; b</p>", "&hearts"]
 )
