@@ -1,6 +1,6 @@
 """Generation: prefill a batch of prompts, then decode one token at a time with a KV cache.
 
-With a temperature above 0 it comes to this loop, for one text that fits the context:
+It comes to this loop, for one text that fits the context:
 
     tokens = encode_prompt(tokenizer, prompt)
     length = len(tokens)
@@ -13,7 +13,7 @@ With a temperature above 0 it comes to this loop, for one text that fits the con
     text = tokenizer.decode(tokens[length:])
 
 generate() does so for many texts, with a cache, and yields the text as it comes. It calls Decoder, which turns tokens
-into logits, filter_logits() and sample(), which draw a token, and Detokenizer, which turns tokens into text. A sample
+into logits, filter_logits() and draw(), which draw a token, and Detokenizer, which turns tokens into text. A sample
 depends on its prompt and its seed, and on the rest of the batch by rounding alone.
 """
 
@@ -99,7 +99,7 @@ def generate(
             drawn = filtered.argmax(-1)  # (B,)
         else:
             uniform = [uniform_number(generators[number]) for number in samples]
-            drawn = sample(filtered, torch.cat(uniform))
+            drawn = draw(filtered, torch.cat(uniform))
 
         # 3) Read tokens and flag, as 0 or 1, in one transfer: a step waits for the device here, and in take().
         *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
@@ -214,13 +214,14 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
 
     The filters run in the order of Hugging Face's `generate`:
 
-    temperature: divide by it, unless it is 0.
+    temperature: divide by it; 0 keeps the likeliest token alone, which no other filter changes.
     top_k: keep the k likeliest tokens (Fan et al. 2018), and any that tie with the last of them.
     top_p: keep the nucleus, the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2020).
     min_p: keep tokens at least min_p times as probable as the likeliest (Nguyen et al. 2024, eq. 1).
     """
     if params.temperature == 0:
-        return logits  # the caller takes the largest, which no filter changes
+        likeliest = logits.argmax(-1, keepdim=True)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, logits.gather(-1, likeliest))
     logits = logits / params.temperature
     if params.top_k is not None and params.top_k < logits.shape[-1]:
         kth_largest = logits.topk(params.top_k).values[:, -1:]  # (B, 1)
@@ -250,6 +251,17 @@ def uniform_number(generator: torch.Generator) -> Float[Tensor, " 1"]:
 
 def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     """Return a sampled token for each row, given its uniform random number in [0, 1).
+
+    Raises FloatingPointError on a CPU for logits that leave no token: all are −∞, or one is NaN or ∞. A GPU would have
+    to be waited for, as in draw().
+    """
+    if logits.is_cpu and not logits.amax(-1).isfinite().all():
+        raise FloatingPointError("logits leave no token to draw: all of a row are −∞, or one is NaN or ∞")
+    return draw(logits, uniform)
+
+
+def draw(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Return what sample() does, of any logits.
 
     Inverse transform sampling takes the token at which the cumulative probability passes the number. It needs one
     number a token, however large the vocabulary, and never returns a token of probability 0.

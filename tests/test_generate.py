@@ -75,7 +75,10 @@ def test_the_filters_in_their_order_equal_hugging_faces_and_change_no_input(seed
     sums = likeliest.softmax(-1).sort(descending=True).values.cumsum(-1)
     assume((sums - p).abs().min() > 1e-6 and (nucleus - m * nucleus.amax(-1, keepdim=True)).abs().min() > 1e-6)
     close(filter_logits(logits, SamplingParams(top_k=k, top_p=p, min_p=m, temperature=temperature)), theirs)
-    assert filter_logits(logits, SamplingParams(temperature=0, top_k=k)) is logits
+    alone = filter_logits(logits, SamplingParams(temperature=0, top_k=k, top_p=p))
+    likeliest = logits.argmax(-1)
+    assert torch.equal(alone.isfinite().nonzero()[:, 1], likeliest)
+    assert torch.equal(sample(alone, torch.rand(len(alone))), likeliest)
     assert torch.equal(logits, before)
     tied = filter_logits(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), SamplingParams(top_k=2))
     assert tied.isfinite().tolist() == [[True, True, True, False]]  # what ties with the last of them stays
@@ -156,6 +159,19 @@ def test_a_token_without_probability_is_never_drawn(seed, u):
 
 
 # What a sample depends on.
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("kept", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_logits_that_leave_no_token_are_refused_by_a_loop_of_ones_own(temperature, kept):
+    """As those of a constraint that allows none: id 2 was drawn, of 4."""
+    params = SamplingParams(temperature=temperature, **kept)
+    u = torch.rand(2)
+    some_left = [0.0, -torch.inf, 1.0, -torch.inf]
+    assert {*sample(filter_logits(torch.tensor([some_left, some_left]), params), u).tolist()} <= {0, 2}
+    for none_left in ([-torch.inf] * 4, [0.0, torch.nan, 1.0, 0.0], [0.0, torch.inf, 1.0, 0.0]):
+        with pytest.raises(FloatingPointError, match="logits leave no token to draw"):
+            sample(filter_logits(torch.tensor([some_left, none_left]), params), u)
 
 
 @pytest.mark.slow
