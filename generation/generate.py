@@ -74,14 +74,15 @@ def generate(
         raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each.")
-    if not prompts:
+    if not len(prompts):
         return
     limit = model.longest_context  # None: a state reads a text of any length
+    prompts = [[int(token) for token in prompt] for prompt in prompts]  # also of tensors and arrays
     prompts = [prompt if limit is None else prompt[-limit:] for prompt in prompts]
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
     pending: list[list[int]] = [[] for _ in prompts]  # the ids that no chunk of the sample has yet
     # A generator for each sample: its random numbers do not depend on the size of the batch.
-    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    generators = [torch.Generator("cpu").manual_seed(int(seed)) for seed in seeds]
     decoder = Decoder(model)
 
     # 1) Prefill: read the prompts. From here on each row of the batch is a sample.

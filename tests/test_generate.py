@@ -3,6 +3,7 @@
 import copy
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import tiktoken
 import torch
@@ -518,6 +519,15 @@ def test_a_compiled_model_writes_what_the_model_writes(texts):
     assert [*generate(compiled, encoding, prompts, seeds=seeds, params=params)] == [
         *generate(model, encoding, prompts, seeds=seeds, params=params)
     ]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_prompts_and_seeds_may_be_tensors_arrays_and_tuples():
+    model, ids, params = random_gpt(vocab_size=257), encode_prompt(BYTE, "the fox"), SamplingParams(max_new_tokens=8)
+    wanted = [*generate(model, BYTE, [ids, ids], seeds=[1, 2], params=params)]
+    array = np.array(ids, dtype=np.uint16)
+    for prompts in (torch.tensor([ids, ids]), [torch.tensor(ids), array], np.stack((array, array)), [tuple(ids)] * 2):
+        assert [*generate(model, BYTE, prompts, seeds=np.array([1, 2]), params=params)] == wanted
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
     Raises ValueError for a number other than 0 and 1, and for floats that are all 0: an additive mask of 0 and −∞ means
     the opposite.
     """
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"mask is of type {type(mask).__name__}: make a tensor of it, torch.tensor(mask).")
     if mask.dtype == torch.bool:
         return mask
     attend = mask == 1
