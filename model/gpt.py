@@ -212,6 +212,10 @@ class GPT(nn.Module):
         check_input(self, tokens, cache)
         ctx.check_new()
         if doc_starts is not None:
+            if doc_starts.shape != tokens.shape:
+                raise ValueError(
+                    f"doc_starts {(*doc_starts.shape,)} need the shape (B, T) of tokens {(*tokens.shape,)}."
+                )
             check_starts(doc_starts, past=0 if cache is None else cache.position)
         T = tokens.size(1)
         ctx.tokens = tokens

@@ -283,6 +283,20 @@ def test_a_pass_that_failed_is_repeated_as_if_nothing_had_been_or_refused(attent
         close(way(slice(12, 20), cache), wanted)
 
 
+@pytest.mark.usefixtures("unchecked")
+@torch.no_grad()
+def test_tokens_that_are_refused_leave_a_state_as_it_was():
+    model = cropped_gpt("delta+key_offset", n_layer=2, position="learned", ngrams=[2], ngram_rows=53)
+    tokens, cache = torch.arange(30)[None], KVCache(50)
+    model(tokens[:, :20], cache=cache)
+    for wrong in (torch.full((1, 2), 99), torch.zeros(1, 30, dtype=torch.long), tokens.expand(2, 30), tokens[0]):
+        with pytest.raises(ValueError, match="vocabulary|learned embeddings|texts|need the shape"):
+            model(wrong, cache=cache)
+    with pytest.raises(ValueError, match=r"doc_starts \(1, 3\) need the shape \(B, T\) of tokens \(1, 2\)"):
+        model(tokens[:, 20:22], doc_starts=torch.zeros(1, 3, dtype=torch.long), cache=cache)
+    close(model(tokens[:, 20:], cache=cache), model(tokens)[:, 20:])
+
+
 def test_a_layer_that_did_not_read_a_token_is_not_asked_for_the_next():
     cache, rows = KVCache(8), torch.randn(1, 1, 1, 4)
     cache.append(0, "k", rows)
