@@ -38,7 +38,7 @@ from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
 from common.text import flat, literal, quote, quoted_as_typed, seen_from_here
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
-from sweeps.grid import TEXTS, VARIANTS
+from sweeps.grid import SETTINGS, TEXTS, VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
 from training.config import TrainConfig
 
@@ -143,6 +143,9 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
         remedy = "begin its file with the line # @package _global_, and write one setting or group under another"
         raise SettingsError("the experiment's file has no settings of a run", remedy)
     values = flat(OmegaConf.to_container(settings_of_run(cfg), resolve=True))  # type: ignore[arg-type]
+    empty = {name.rpartition(".")[0] for name in SETTINGS} & values.keys()
+    if empty:
+        raise SettingsError(f"a file of settings has nothing below the line of {min(empty)}", "leave out that line")
     if values["code"]:  # before the names that it registers are read
         values["code_hash"] = with_torch().run_code(values["code"])
     config = build(TrainConfig, values)
@@ -286,6 +289,9 @@ def explain(error: BaseException) -> str | None:
             if group.startswith("hydra/") and chosen:
                 asked = " or ".join(f"{group}={option}" for option in chosen)
                 return f"{mistake.full_key} has no effect here: add {asked}, or leave it out."
+            if mistake.full_key in SETTINGS:
+                parent = group.replace("/", ".")
+                return f"a file of settings has nothing below the line of {parent}: leave out that line."
             return f"there is no setting {mistake.full_key}: --cfg hydra shows those of Hydra."
         if isinstance(mistake, OmegaConfBaseException):
             place = mistake.full_key or "a value"

@@ -143,6 +143,37 @@ def test_an_experiment_that_sets_nothing_of_a_run_is_answered_with_its_first_lin
         composed(f"--config-dir={folder}", "experiment=odd")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    {
+        "seed: 1\nmax_steps: 0100": "64",
+        "hydra: {sweeper: {params: {seed: [7, 010]}}}": "8",
+        "max_steps: 1:30": "90",
+        "wandb: {name: -017}": "-15",
+    }.items(),
+)
+def test_a_number_that_yaml_reads_otherwise_than_a_person_is_refused(folder, content, said):
+    """Octal ones and those of base 60, by Python's own int()."""
+    written = content.split()[-1].strip("[]}")
+    minutes, _, seconds = written.partition(":")
+    assert int(said) == (int(minutes) * 60 + int(seconds) if seconds else int(written, 8))
+    (folder / "experiment/odd.yaml").write_text(f"# @package _global_\n{content}\n")
+    with pytest.raises(SettingsError, match=rf"odd\.yaml has .*, which YAML reads as \[?(7, )?{said}\b"):
+        take_folder([f"--config-dir={folder}"])
+
+
+@pytest.mark.parametrize(
+    ("content", "typed", "group"),
+    [("model:\n  # n_layer: 2", ["model.n_layer=2"], "model"), ("data:\n  tales:", [], "data.tales")],
+)
+def test_a_group_whose_lines_are_all_left_out_is_named(folder, content, typed, group):
+    (folder / "experiment/odd.yaml").write_text(f"# @package _global_\n{content}\n")
+    with pytest.raises(Exception) as caught:
+        composed(f"--config-dir={folder}", "experiment=odd", *typed)
+    sentence = str(caught.value) if isinstance(caught.value, SettingsError) else explain(caught.value)
+    assert sentence == f"a file of settings has nothing below the line of {group}: leave out that line."
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "read"), {"on": "on", "off": "off", "yes": "on", "'on'": "on", "auto": "auto"}.items()
