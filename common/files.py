@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -29,9 +30,15 @@ LARGEST = 1 << 28
 def user_path(setting: str, path: str) -> Path:
     """Return the path that a setting gives, with ~ expanded; it need not exist.
 
-    Raises SettingsError if ~NAME is no user, or if the system refuses the path: a name is too long, links form a loop,
-    a folder on the way is closed.
+    Raises SettingsError if ~NAME is no user, for a drive of Windows elsewhere, or if the system refuses the path: a
+    name is too long, links form a loop, a folder on the way is closed.
     """
+    drive, colon, below = str(path).partition(":")
+    if os.name == "posix" and re.fullmatch("[A-Za-z]", drive) and colon and not os.path.lexists(path):
+        # Without its backslashes, which a shell takes, the rest is not known.
+        rest = below.replace("\\", "/").lstrip("/") if re.match(r"[\\/]", below) else "…"
+        remedy = f"in WSL write {setting}=/mnt/{drive.lower()}/{rest}"
+        raise SettingsError("is on a drive of Windows", remedy, setting=setting, value=path)
     try:
         place = Path(path).expanduser()
     except RuntimeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -339,6 +340,26 @@ def test_without_a_home_the_sentence_names_what_is_missing(monkeypatch):
     assert str(told.value) == f"{said}data.cache_dir=FOLDER."
     with pytest.raises(SettingsError, match="names no user of this machine: write the folder out"):
         user_path("data.cache_dir", "~nobody_at_all/x")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    {
+        r"D:\runs\a": "/mnt/d/runs/a",
+        "c:/Users/me/notes.txt": "/mnt/c/Users/me/notes.txt",
+        "D:runsa": "/mnt/d/…",  # as a shell hands on D:\runs\a without quotes
+    }.items(),
+)
+def test_a_drive_of_windows_is_named_where_there_is_none(typed, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if os.name == "posix":
+        said = f"run_dir={typed} is on a drive of Windows: in WSL write run_dir={meant}."
+        with pytest.raises(SettingsError, match=f"^{re.escape(said)}$"):
+            user_path("run_dir", typed)
+    Path(typed).parent.mkdir(parents=True, exist_ok=True)
+    Path(typed).mkdir(exist_ok=True)  # of an earlier version, which made such a folder
+    assert user_path("run_dir", typed) == Path(typed)
+    assert user_path("run_dir", "ab:c/d") == Path("ab:c/d")
 
 
 def test_a_closed_folder_above_a_file_is_no_failure(tmp_path, monkeypatch):
