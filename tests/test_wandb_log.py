@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -207,6 +208,28 @@ def test_wandb_disabled_goes_before_the_mode_of_the_environment_but_not_before_a
     monkeypatch.setenv("WANDB_DISABLED", value)
     assert WandbConfig().active_mode == ("offline" if value in ("false", "") else "disabled")
     assert WandbConfig(mode="online").active_mode == "online"
+
+
+@pytest.mark.parametrize("name", ["WANDB_MODE", "WANDB_DISABLED", "WANDB_TAGS", "WANDB_API_KEY"])
+def test_quotes_that_a_file_of_variables_keeps_are_told_without_the_value(name, monkeypatch):
+    for value in ('"secret"', "'secret'", '""'):
+        monkeypatch.setenv(name, value)
+        said = f"^the quotes around {name} belong to it, as docker's --env-file keeps them: write it without them.$"
+        with pytest.raises(SettingsError, match=said):
+            (config := WandbConfig()).active_mode  # noqa: B018
+            config.check_environment()
+    monkeypatch.setenv("WANDB_NOTES", '"a" and "b"')
+    monkeypatch.setenv(name, "disabled")
+    WandbConfig().check_environment()
+
+
+def test_an_empty_variable_is_none_for_wandb_too(monkeypatch):
+    for name in ("WANDB_TAGS", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_BASE_URL"):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(ValueError):
+        wandb.Settings(run_tags=[""])
+    WandbConfig().check_environment()
+    assert not [name for name in os.environ if name.startswith("WANDB_") and not os.environ[name]]
 
 
 @pytest.mark.parametrize(("earlier", "mode"), [("dryrun", "offline"), ("run", "online")])

@@ -1,6 +1,7 @@
 """TrainConfig: the settings of a training run, typed, and checked when made."""
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -128,7 +129,13 @@ class WandbConfig:
         check_wandb_names("wandb.project", self.project, "wandb.tags", self.tags)
 
     def check_environment(self) -> None:
-        """Raise SettingsError for a project or tags of the environment that wandb refuses."""
+        """Raise SettingsError for a project or tags of the environment that wandb refuses.
+
+        Its empty variables, as docker compose has for values that are not set, are unset: wandb refuses some.
+        """
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            if not unquoted(name):
+                del os.environ[name]
         tags = os.environ.get("WANDB_TAGS")
         check_wandb_names(
             "WANDB_PROJECT", os.environ.get("WANDB_PROJECT"), "WANDB_TAGS", tags.split(",") if tags else None
@@ -137,12 +144,21 @@ class WandbConfig:
     @property
     def active_mode(self) -> str:
         """Mode of wandb, with the default resolved."""
-        asked = os.environ.get("WANDB_MODE") or ("online" if WANDB_SWEEP else "disabled")
+        asked = unquoted("WANDB_MODE") or ("online" if WANDB_SWEEP else "disabled")
         asked = {"dryrun": "offline", "run": "online"}.get(asked, asked)  # wandb's earlier names
-        if os.environ.get("WANDB_DISABLED", "").lower() in ("1", "on", "true", "yes"):  # as for transformers
+        if unquoted("WANDB_DISABLED").lower() in ("1", "on", "true", "yes"):  # as for transformers
             asked = "disabled"
         one_of("WANDB_MODE", asked, WANDB_MODES)
         return self.mode or asked
+
+
+def unquoted(variable: str) -> str:
+    """Return a variable of the environment; SettingsError if it has quotes around it."""
+    value = os.environ.get(variable, "")
+    if re.fullmatch(r"'[^']*'|\"[^\"]*\"", value):
+        problem = f"the quotes around {variable} belong to it, as docker's --env-file keeps them"
+        raise SettingsError(problem, "write it without them")  # and without its value, which may be a key
+    return value
 
 
 def check_wandb_names(project_setting: str, project: str | None, tags_setting: str, tags: list[str] | None) -> None:
