@@ -3,6 +3,7 @@
 The checks of numbers accept None, which stands for a default.
 """
 
+import errno
 import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -138,6 +139,8 @@ def first_line(error: BaseException) -> str:
 
 def os_error_reason(error: BaseException) -> str:
     """Return the system's message for an OSError, otherwise the first line of the error's."""
+    if getattr(error, "errno", None) == errno.EFBIG:  # which is no lack of room
+        return "File too large, for the disk, as FAT, or for ulimit -f"
     return getattr(error, "strerror", None) or first_line(error)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 import re
 import secrets
@@ -50,6 +51,16 @@ def user_path(setting: str, path: str) -> Path:
     with os_errors_named(setting, path, "used", "name another place"), suppress(FileNotFoundError, NotADirectoryError):
         place.stat()
     return place
+
+
+def largest_file() -> float:
+    """Return the bytes of the largest file that this process may write, as ulimit -f limits it."""
+    with suppress(ImportError):  # on Windows
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        return math.inf if limit == resource.RLIM_INFINITY else limit
+    return math.inf
 
 
 @contextmanager

@@ -59,7 +59,9 @@ class AsyncCheckpointer:
     def _fail(self, step: int, error: BaseException) -> None:
         problem = f"the checkpoint of step {step} could not be saved in {self.checkpoints}"
         self.failure = f"{problem} ({os_error_reason(error)})"
-        log.error("%s; training goes on, and the last good checkpoint is %s.", self.failure, self.last())
+        last = self.last()
+        kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+        log.error("%s; training goes on, and %s.", self.failure, kept)
 
     def link(self, step: int, best_step: int) -> None:
         """Link `last` and `best` to the checkpoints of these steps, if they exist."""

@@ -189,7 +189,7 @@ def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, 
         train(replace(short, resume=short.run_dir))
         assert steps_of(run) == [1, 2, 3, 4, 5, 6] and not list(run.glob("checkpoints/.*"))
     else:
-        assert "the last good checkpoint is None" in told and "start a new run" in str(ended.value)
+        assert "and there is no checkpoint yet." in told and "start a new run" in str(ended.value)
 
 
 @pytest.mark.slow
@@ -233,6 +233,21 @@ def test_a_disk_without_room_for_a_checkpoint_is_known_before_the_first_step(sho
         train(replace(short, max_steps=8, resume=short.run_dir))
     usage(0, total=0)
     train(replace(short, run_dir=f"{short.run_dir}-uncounted"))
+
+
+@pytest.mark.slow
+def test_a_limit_of_a_files_size_is_known_before_the_first_step(short, monkeypatch):
+    resource = pytest.importorskip("resource")
+    train(replace(short, run_dir=f"{short.run_dir}-before"))
+    files = Path(f"{short.run_dir}-before").glob("checkpoints/step_6/*.safetensors")
+    size = max(sum(tensor.nbytes for tensor in load_file(file).values()) for file in files)
+    for limit in (resource.RLIM_INFINITY, size, size - 1):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, limit=limit: (limit, resource.RLIM_INFINITY))
+        if limit == size - 1:
+            with pytest.raises(SettingsError, match=r"^a checkpoint has a file of .*B, and ulimit -f allows .*: raise"):
+                train(replace(short, run_dir=f"{short.run_dir}-{limit}"))
+        else:
+            train(replace(short, run_dir=f"{short.run_dir}-{limit}"))
 
 
 @pytest.mark.slow

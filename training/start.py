@@ -22,7 +22,7 @@ from tiktoken import Encoding
 
 from common.console import Signals, in_notebook, show_log
 from common.errors import SettingsError, device_failed, first_line, format_value, lacks_memory
-from common.files import os_errors_named, replace_text, user_path
+from common.files import largest_file, os_errors_named, replace_text, user_path
 from common.settings import from_arguments
 from common.text import flat, si
 from data.batches import Dataset, TokenDataset
@@ -547,12 +547,16 @@ def tell_edited(directory: Path, before: dict[str, Any], now: dict[str, Any]) ->
 
 
 def refuse_full_disk(run: Run, directory: Path, setting: str) -> None:
-    """Raise SettingsError if the disk has no room for a checkpoint.
+    """Raise SettingsError if a checkpoint is too large for the disk, or for ulimit -f.
 
     Warns if it has none for all that are kept at a time.
     """
-    tensors = (*plain_weights(run.model).values(), *optimizer_state(run.model, run.optimizers).values())
-    size = sum(tensor.nbytes for tensor in tensors)
+    files = plain_weights(run.model), optimizer_state(run.model, run.optimizers)
+    sizes = [sum(tensor.nbytes for tensor in tensors.values()) for tensors in files]
+    if max(sizes) > largest_file():
+        problem = f"a checkpoint has a file of {si(max(sizes))}B, and ulimit -f allows {si(largest_file())}B"
+        raise SettingsError(problem, "raise that limit, as by `ulimit -f unlimited`")
+    size = sum(sizes)
     place = next(folder for folder in (directory.absolute(), *directory.absolute().parents) if folder.is_dir())
     disk = shutil.disk_usage(place)
     if not disk.total:  # a disk that does not count
