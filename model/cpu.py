@@ -5,9 +5,9 @@ Layers and the trainer call them by name. Figures are from two cores, in float32
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -137,12 +137,11 @@ class FusedRMSNorm(torch.autograd.Function):
         return (x * inverse_rms).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, dy: Rows) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dy: Rows) -> tuple[Any, ...]:
         x, weight, inverse_rms = ctx.saved_tensors
         if torch.is_grad_enabled():  # by create_graph=True: someone may ask for second derivatives
-            y = F.rms_norm(x, weight.shape, weight, ctx.eps)
-            to_x, to_weight = torch.autograd.grad(y, (x, weight), dy, create_graph=True)
-            return to_x, to_weight, None
+            norm = partial(normed, eps=ctx.eps)
+            return *gradients_with_graph(norm, (x, weight), (True, True), dy), None
 
         # RMSNorm is layer norm with a mean of 0. The kernel also takes the derivative by that mean, and subtracts the
         # mean of dy w from each row: add it again.
@@ -154,6 +153,26 @@ class FusedRMSNorm(torch.autograd.Function):
         )
         to_mean = (dy @ weight)[..., None] * inverse_rms / len(weight)  # (*lead, C) @ (C,) -> (*lead, 1)
         return to_x.add_(to_mean), to_weight, None
+
+
+def normed(x: Rows, weight: Float[Tensor, " C"], eps: float) -> Rows:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def gradients_with_graph(
+    compute: Callable[..., Tensor],
+    inputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    dy: Tensor,
+) -> list[Any]:
+    """Return the gradients of compute(*inputs) as functions that have derivatives too.
+
+    An input may be made from another one, by way of which no gradient shall come: views of them are computed with.
+    """
+    views = [x if x is None else x.view_as(x) for x in inputs]
+    wanted = [view for view, is_needed in zip(views, needed, strict=True) if view is not None and is_needed]
+    found = iter(torch.autograd.grad(compute(*views), wanted, dy, create_graph=True, allow_unused=True))
+    return [next(found) if is_needed else None for is_needed in needed]
 
 
 def keep_freed_memory() -> None:

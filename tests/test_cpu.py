@@ -60,6 +60,13 @@ def test_its_second_derivatives_are_right():
     assert torch.autograd.gradgradcheck(lambda *pair: FusedRMSNorm.apply(*pair, EPS), (x, weight))
 
 
+def test_gradients_with_a_graph_are_those_without_where_one_norm_is_called_twice():
+    x, weight, dy = drawn(3)
+    y = FusedRMSNorm.apply(FusedRMSNorm.apply(x, weight, EPS), weight, EPS)
+    wanted = grad(y, (x, weight), dy, retain_graph=True)
+    torch.testing.assert_close(grad(y, (x, weight), dy, create_graph=True), wanted)
+
+
 @pytest.mark.slow
 def test_only_training_in_eager_mode_on_a_cpu_takes_it():
     x, weight, _ = drawn(3)

@@ -172,6 +172,15 @@ def test_dropout_of_a_half_leaves_zeros_and_doubled_weights_with_the_same_mean(a
     assert set(shares.unique().tolist()) == {0.0, 2.0} and shares.mean().item() == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.parametrize("name", ["sdpa", "sparsemax"])
+def test_gradients_with_a_graph_are_those_without_where_keys_and_values_are_the_queries(name):
+    x = torch.randn(4, 12, 8).bfloat16().requires_grad_()
+    y = FORMS[name](x, x, x, is_causal=True)
+    (without,) = torch.autograd.grad(y, x, y.detach(), retain_graph=True)
+    (with_graph,) = torch.autograd.grad(y, x, y.detach(), create_graph=True)
+    assert (with_graph - without).float().norm() < 0.02 * without.float().norm()
+
+
 @each
 def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(attend):
     q, k, v = (t.requires_grad_() for t in torch.randn(3, 2, 4, 5, 8).unbind())

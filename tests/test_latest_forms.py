@@ -292,7 +292,7 @@ def test_long_texts_go_by_rows_as_short_ones_by_matrices_with_their_gradients(at
         close(*pair, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("attention", ["parallax", "wall+relative+window"])
+@pytest.mark.parametrize("attention", ["parallax", "wall+relative+window", "k_eq_v+relative"])
 def test_second_derivatives_of_a_long_text_are_differences_of_the_first(attention):
     window = {"attention_window": 50} if "window" in attention else {}
     made = random_layer(attention, **window, block_size=260)

@@ -5,12 +5,14 @@ backward pass computes each chunk once more, with autograd: a new field of a cal
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from model.attention.call import Call, Output, Relative, lengths
+from model.cpu import gradients_with_graph
 
 CHUNK = 128
 """The queries of a chunk."""
@@ -38,14 +40,15 @@ class Rows(torch.autograd.Function):
         ctx.compute = compute
         ctx.call = with_tensors(call, [None] * len(tensors))  # which hold no tensor while backward() waits
         ctx.save_for_backward(*tensors)
-        return torch.cat([compute(chunk) for chunk in chunks_of(with_tensors(call, tensors))], -2)
+        return by_chunks(compute, ctx.call, *tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Output) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[2:]
         saved = ctx.saved_tensors  # once: a block that is computed again gives them a single time
         if torch.is_grad_enabled():  # by create_graph=True: someone may ask for second derivatives
-            return None, None, *gradients_with_graph(ctx, saved, grad)
+            compute = partial(by_chunks, ctx.compute, ctx.call)
+            return None, None, *gradients_with_graph(compute, saved, needed, grad)
         total = [torch.zeros_like(t) if is_needed else t for t, is_needed in zip(saved, needed, strict=True)]
         chunks = chunks_of(with_tensors(ctx.call, saved))
         sums = chunks_of(with_tensors(ctx.call, total))  # the same parts of the sums, as views
@@ -64,13 +67,9 @@ class Rows(torch.autograd.Function):
         return None, None, *(t if is_needed else None for t, is_needed in zip(total, needed, strict=True))
 
 
-def gradients_with_graph(ctx: Any, saved: tuple[Tensor | None, ...], grad: Output) -> list[Tensor | None]:
-    """Return the gradients as functions that have derivatives too; autograd keeps all scores."""
-    y = torch.cat([ctx.compute(chunk) for chunk in chunks_of(with_tensors(ctx.call, saved))], -2)
-    needed = ctx.needs_input_grad[2:]
-    inputs = [t for t, is_needed in zip(saved, needed, strict=True) if t is not None and is_needed]
-    found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True, allow_unused=True))
-    return [next(found) if is_needed else None for is_needed in needed]
+def by_chunks(compute: Compute, call: Call, *tensors: Tensor | None) -> Output:
+    """Return compute(call) of a call with other tensors, chunk by chunk."""
+    return torch.cat([compute(chunk) for chunk in chunks_of(with_tensors(call, tensors))], -2)
 
 
 def tensors_of(call: Call) -> list[Tensor | None]:
