@@ -515,3 +515,15 @@ def test_a_mask_of_no_axes_hides_everywhere_or_nowhere_also_beyond_a_window():
         close(windowed.weights(part, AttentionContext(cache=cache, mask=seen)), windowed.weights(part))
         cache.advance(3)
     close(torch.cat(read, 1), windowed(x))
+
+
+@pytest.mark.parametrize("name", ["forget", "token_sink", "relative"])
+def test_vmap_of_long_texts_has_the_values_and_gradients_of_their_batch(name):
+    made = layer(f"sdpa+{name}").double()
+    for weight in made.parameters():
+        weight.data = torch.randn_like(weight) / 4
+    x, g = torch.randn(2, 2, 260, C).double()
+    found = made(x), torch.func.vmap(lambda text: made(text[None])[0])(x)
+    close(*found)
+    for pair in zip(*(torch.autograd.grad(y, [*made.parameters()], g) for y in found), strict=True):
+        close(*pair)

@@ -189,6 +189,13 @@ def unless_more(call: Call) -> str | None:
     return unless_long(call)
 
 
+def unless_bias_in_vmap(call: Call) -> str | None:
+    """Within vmap torch does not see that a bias learns, and its fused kernel then refuses it."""
+    biases = call.row_column, call.matrix, call.relative, call.sink
+    has_bias = any(bias is not None for bias in biases)
+    return "a bias within vmap" if has_bias and mode() == "transformed" else None
+
+
 def unless_aligned(call: Call) -> str | None:
     """torch's causality aligns the first query with the first key; a single query sees all."""
     T, S = lengths(call)
@@ -309,7 +316,7 @@ CHUNKS = Executor(
 )
 # The keys of an index are hidden by scores that softmax makes zero.
 CHUNKS_OF_INDEX = CHUNKS._replace(fields=CHUNKS.fields | {"indexer"}, weightings=(Softmax,))
-FUSED_MATRIX = of_steps(fused_with_matrix)._replace(name="fused_matrix")
+FUSED_MATRIX = of_steps(fused_with_matrix)._replace(name="fused_matrix", misfit=unless_bias_in_vmap)
 WEIGHTED = Executor(
     name="weighted",
     run=partial(by_matrices, functions.weighted, False),
