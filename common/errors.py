@@ -195,8 +195,15 @@ def in_utf8(name: str, text: str) -> None:
         raise SettingsError("is not text in UTF-8", "type it in UTF-8", setting=name, value=text) from None
 
 
+def number(name: str, value: float | None) -> None:
+    """Refuse a text, which a number given in Python may be."""
+    if isinstance(value, str):
+        raise SettingsError("is a text", "give a number, without quotes", setting=name, value=value)
+
+
 def at_least(name: str, value: float | None, least: float, remedy: str = "") -> None:
     """Refuse less than `least`, NaN and infinity."""
+    number(name, value)
     if value is not None and not least <= value < math.inf:
         finite = "finite and " if isinstance(value, float) else ""
         raise SettingsError(f"must be {finite}at least {format_value(least)}", remedy, setting=name, value=value)
@@ -204,6 +211,7 @@ def at_least(name: str, value: float | None, least: float, remedy: str = "") -> 
 
 def positive(name: str, value: float | None) -> None:
     """Refuse 0, negative numbers, NaN and infinity."""
+    number(name, value)
     if value is not None and not 0 < value < math.inf:
         raise SettingsError("must be finite and above 0", setting=name, value=value)
 
@@ -217,6 +225,7 @@ def fraction(
     above: float = -1,
 ) -> None:
     """Refuse all but 0 ≤ value ≤ most with above < value < below."""
+    number(name, value)
     if value is not None and not (0 <= value <= most and above < value < below):
         lower = "at least 0" if above < 0 else f"above {above}"
         upper = f"below {below}" if below <= most else f"at most {most}"

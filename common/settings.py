@@ -178,7 +178,7 @@ def texts(value: Any) -> list[str]:
     parsed = value
     if isinstance(value, str):
         parsed = yaml.load(value, yaml.BaseLoader) if value[:1] == "[" else unescaped(value)
-    items = parsed if isinstance(parsed, list) else [parsed]
+    items = [*parsed] if isinstance(parsed, (list, tuple)) else [parsed]
     if any(isinstance(item, (list, dict, NoneType)) for item in items):
         raise ValueError("a text is wanted")
     return [format_value(item) for item in items]

@@ -30,7 +30,7 @@ from cli.with_torch import inherited_settings
 from common.aliases import ALIASES, OPTIONS
 from common.errors import SettingsError, format_value
 from common.mistakes import sentence_for
-from common.settings import from_arguments, parse_overrides, settings_in, unknown_setting
+from common.settings import build, from_arguments, parse_overrides, settings_in, unknown_setting
 from common.text import flat, hydra_quoted, seen_from_here
 from data.config import VOCABULARIES, DataConfig
 from eval import EvalConfig
@@ -663,3 +663,18 @@ def test_clipping_is_turned_off_by_the_value_that_is_told(value):
     with pytest.raises(SettingsError, match=r"grad_clip=0 clips no gradient") as caught:
         from_arguments(TrainConfig, [f"grad_clip={value}"])
     assert from_arguments(TrainConfig, [caught.value.remedy.split()[0]]).grad_clip == 0
+
+
+def test_python_may_give_tuples_for_lists_and_a_text_for_a_number_is_refused_by_name():
+    """A tuple was one text, and "2" ended in a TypeError of Python without the setting's name."""
+    values = {"freeze": ("token_embedding", "blocks.0"), "wandb.tags": ("a", "1"), "model.ngrams": (2, 3)}
+    config = build(TrainConfig, values)
+    assert (config.freeze, config.wandb.tags) == (["token_embedding", "blocks.0"], ["a", "1"])
+    assert config.model.ngrams == [2, 3]
+    for make, setting in (
+        (lambda: TrainConfig(max_steps="2"), "max_steps=2"),
+        (lambda: TrainConfig(max_minutes="2"), "max_minutes=2"),
+        (lambda: OptimizerConfig(beta1="0.9"), "optimizer.beta1=0.9"),
+    ):
+        with pytest.raises(SettingsError, match=f"^{setting} is a text: give a number, without quotes"):
+            make()
