@@ -505,6 +505,9 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
                 command = with_row_numbers(lines, source, names, delimiter)
                 if command:
                     remedy += f"; if each row begins with its number, {command} names it"
+                elif len(names) == 1:
+                    lines_alone = f"{from_line(source, 2)} > {stem_of(source)}.lines.txt"
+                    remedy += f"; if each line is a text, {lines_alone} has those alone: then set data.separator='\\n'"
                 raise DataError(f"line {begins} has {counts}", remedy, value=source)
             if len(row) == len(names) > 1 and row != names and sorted(row) == sorted(names):
                 remedy = (

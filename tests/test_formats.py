@@ -891,6 +891,20 @@ def test_a_carriage_return_without_quotes_within_a_row_is_refused_with_the_comma
     assert read(tmp_path / "quoted.csv")[0] == ["a\rb", "c\r"]
 
 
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_lines_below_a_name_that_have_commas_are_read_by_the_command_that_is_named(tmp_path, packed):
+    """One column that was never quoted, as pandas writes it with tabs: the advice was to quote each value."""
+    values = ["one, two", 'she said "no", and left', "three"]
+    content = "\n".join(["text", *values, ""]).encode()
+    file = tmp_path / f"a.csv{packed}"
+    file.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(DataError, match=r"; if each line is a text, .*: then set data.separator='\\n'\.$") as caught:
+        read(file)
+    command = re.search(r"is a text, (.*) has those alone", caught.value.remedy)[1]
+    subprocess.run(["bash", "-c", command], check=True)
+    assert read(tmp_path / "a.lines.txt", separator="\\n")[0] == values
+
+
 def test_apostrophes_in_a_table_are_letters(tmp_path):
     stories = ["'Tis the season", "the cats' tails", "'Yes,' she said", "'quoted'", "it's"]
     for delimiter in (",", ";", "\t"):
