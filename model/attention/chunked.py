@@ -760,7 +760,7 @@ def refuse(
     ctx: Any,
     arrived: Sequence[Tensor],
 ) -> None:
-    raise RuntimeError("attention by chunks has no second derivatives.")
+    raise RuntimeError("attention by chunks has no second derivatives: take those of texts of at most 256 tokens.")
 
 
 torch.library.register_autograd("tinygpt::chunked", differentiate, setup_context=keep)
