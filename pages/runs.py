@@ -73,12 +73,19 @@ def spread(items: list[Any], most: int) -> list[Any]:
 
 
 def describe_run(
-    name: str, rows: list[Row], settings: dict[str, str], summary: dict[str, Any], *, alone: bool = False
+    name: str,
+    rows: list[Row],
+    settings: dict[str, str],
+    summary: dict[str, Any],
+    *,
+    alone: bool = False,
+    beside: Sequence[list[Row]] = (),
 ) -> dict[str, Any]:
     """Return the data of a run for the page: settings, summary, and curves.
 
     A point of a curve is (step, tokens, seconds, value). A value of None, for one that was not finite, is a gap. alone:
-    whether it is the only run of the page, which then has more curves with more points.
+    whether it is the only run of the page, which then has more curves with more points. beside: the rows of the other
+    runs of which the page draws one mean; their points are those of the longest.
     """
     curves = {}
     most = POINTS_ALONE if alone else POINTS
@@ -89,18 +96,19 @@ def describe_run(
             place = (row["step"], row.get("tokens"), row.get("seconds"))
             if metric in row and all(map(is_number, place)):
                 points.append((*place, row[metric] if is_number(row[metric]) else None))
-        curves[metric] = thin(points, most)
-        neighbours = max(neighbours, math.ceil(len(points) / most))
+        longest = max(len(points), *(sum(metric in row for row in other) for other in beside), 1)
+        size = math.ceil(longest / most)
+        curves[metric] = thin(points, size)
+        neighbours = max(neighbours, size)
     return {"name": name, "settings": settings, "curves": curves, "neighbours": neighbours} | summary
 
 
-def thin(points: Sequence[tuple[Any, ...]], most: int = POINTS) -> list[tuple[float | None, ...]]:
-    """Return at most `most` points, rounded to five digits, as means of equally many neighbours.
+def thin(points: Sequence[tuple[Any, ...]], size: int) -> list[tuple[float | None, ...]]:
+    """Return points, rounded to five digits, as means of `size` neighbours.
 
-    A mean is of the finite values; without any it is None. Runs of one length keep the same steps, so that the page can
+    A mean is of the finite values; without any it is None. Runs of one size keep the same steps, so that the page can
     draw the mean of their curves.
     """
-    size = max(1, math.ceil(len(points) / most))
     thinned = []
     for start in range(0, len(points), size):
         columns = zip(*points[start : start + size], strict=True)

@@ -336,11 +336,12 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
 
     # Describe the runs, the best first, with their curves.
     runs = []
-    for job in chain.from_iterable(groups):
-        rows = read_metrics(job.directory / "metrics.jsonl")
-        run = describe_run(job.name, rows, job.settings, asdict(job.summary))
-        has_page = (job.directory / PAGE).is_file()
-        runs.append(run | {"page": f"{job.name}/{PAGE}" if has_page else None})
+    for group in groups:
+        rows = [read_metrics(job.directory / "metrics.jsonl") for job in group]
+        for job, own in zip(group, rows, strict=True):
+            run = describe_run(job.name, own, job.settings, asdict(job.summary), beside=rows)
+            has_page = (job.directory / PAGE).is_file()
+            runs.append(run | {"page": f"{job.name}/{PAGE}" if has_page else None})
 
     # Fill the lines of the table: each is a run, or the means over seeds.
     shown = [group for group in groups if group[0].status != "failed"]

@@ -120,9 +120,10 @@ def test_few_evaluations_of_many_are_mapped(evaluations):
 def test_of_many_things_few_are_kept_evenly_with_the_first_and_the_last():
     assert spread([*range(201)], 5) == [0, 50, 100, 150, 200] and spread([1, 2], 5) == [1, 2] and spread([], 5) == []
     points = [(float(i), 2.0 * i) for i in range(POINTS * 3)]
-    assert thin(points[:10]) == points[:10] and thin([]) == []
-    assert len(thin(points)) == POINTS and thin(points)[0] == (1.0, 2.0) and thin(points)[-1][0] == POINTS * 3 - 2
-    assert thin(points[:-100])[:50] == thin(points)[:50]  # so that curves of unlike length share their steps
+    assert thin(points[:10], 1) == points[:10] and thin([], 1) == []
+    thinned = thin(points, 3)
+    assert len(thinned) == POINTS and thinned[0] == (1.0, 2.0) and thinned[-1][0] == POINTS * 3 - 2
+    assert thin(points[:-100], 3)[:50] == thinned[:50]  # so that curves of unlike length share their steps
 
 
 def test_a_page_tells_of_how_many_neighbours_a_point_is_the_mean():
@@ -153,9 +154,21 @@ def test_a_figure_that_is_not_finite_is_a_gap_and_one_that_was_not_measured_is_n
     assert curves["val_bpb"] == [(6, 60, 6, None)] and curves["lr"] == []
     # Of many points each is the mean of its finite neighbours, and a gap if there is none.
     points = [(step, step, step, None if 300 <= step < 400 or step % 3 == 0 else 2.0) for step in range(960)]
-    thinned = thin(points)
+    thinned = thin(points, 6)
     assert len(thinned) == POINTS and {height for *_, height in thinned} == {2.0, None}
     assert [step for step, _, _, height in thinned if height is None] == [start + 2.5 for start in range(300, 396, 6)]
+
+
+def test_seeds_that_end_at_different_steps_have_the_points_of_the_longest_so_that_their_mean_is_drawn():
+    """As those that patience ends: beyond 160 points they had no step in common, and no curve."""
+
+    def steps(count: int, *, beside: tuple[int, ...] = ()) -> list[float]:
+        rows = {size: [dict(step=i, tokens=i, seconds=i, loss=1.0) for i in range(1, size + 1)] for size in (400, 200)}
+        found = describe_run("run", rows[count], {}, {}, beside=[rows[size] for size in beside])
+        return [step for step, *_ in found["curves"]["loss"]]
+
+    assert steps(400, beside=(400, 200)) == steps(400) and steps(400)[:3] == [2.0, 5.0, 8.0]
+    assert steps(200, beside=(400, 200)) == [*steps(400)[:66], 199.5] and not set(steps(200)) & set(steps(400))
 
 
 @needs_browser
