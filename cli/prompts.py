@@ -20,18 +20,10 @@ from common.errors import DataError, SettingsError, format_value, naming
 from common.files import os_errors_named, read_foreign, reading, regular, user_path
 from common.text import plural, visible
 from data.encoding import decode_text
-from data.formats import (
-    Record,
-    csv_header,
-    csv_records,
-    is_named,
-    json_array,
-    json_records,
-    refuse_excels_line,
-    refuse_lines_before,
-    repeats_names,
-    whole_number,
-)
+from data.fields import Record
+from data.json_records import json_array, json_records, whole_number
+from data.opening import is_named
+from data.tables import csv_header, csv_records, refuse_excels_line, refuse_lines_before, repeats_names
 from data.tokenizer import END_OF_TEXT, encode_text, replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from common.errors import DataError
 from common.text import visible
-from data.formats import beside, failures_named, open_bytes, stem_of, unpacking, unpacking_of
+from data.opening import beside, failures_named, open_bytes, stem_of, unpacking, unpacking_of
 from data.tokenizer import LONGEST, replace_surrogates
 
 Open = Callable[[], BinaryIO]

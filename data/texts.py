@@ -26,25 +26,12 @@ from common.files import reading, replacing, user_path
 from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
 from data.encoding import Damage, NotText, check_text, read_as
-from data.formats import (
-    FORMATS,
-    MARK,
-    Format,
-    Record,
-    format_of,
-    has_field,
-    is_assigned,
-    is_named,
-    listed,
-    opened_text,
-    records_of,
-    records_within,
-    refuse_excels_line,
-    refuse_lines_before,
-    repeats_names,
-    value_of,
-    without_text,
-)
+from data.fields import Record, has_field, listed, value_of
+from data.formats import Format, format_of, records_of
+from data.json_records import is_assigned
+from data.opening import FORMATS, MARK, is_named, opened_text
+from data.remedies import records_within, without_text
+from data.tables import refuse_excels_line, refuse_lines_before, repeats_names
 from data.tales import LISTS, RULES, tales
 from data.tokenizer import LONGEST, pieces, replace_surrogates
 

@@ -1,4 +1,4 @@
-"""The rules of data/formats.py: a file's format is found in its name and content, and its records are read alike."""
+"""The rules of formats: a file's format is found in its name and content, and its records are read alike."""
 
 import bz2
 import csv
@@ -22,7 +22,7 @@ from cli.prompts import read_prompts
 from common.errors import DataError
 from data import texts
 from data.config import DataConfig
-from data.formats import unpacking, zstd
+from data.opening import unpacking, zstd
 from data.texts import Source
 
 STORIES = ["one, two", 'She said "no",\nand left.', "drei; vier\tfünf", "日本語", "five"]
@@ -479,7 +479,7 @@ def test_numbers_become_texts_by_the_command_that_is_named_and_nan_stands_for_no
 
 
 def test_an_array_that_is_too_large_to_be_read_whole_names_the_command_that_makes_lines_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.formats.LARGEST_ARRAY", 10)
+    monkeypatch.setattr("data.json_records.LARGEST_ARRAY", 10)
     with pytest.raises(DataError, match=r"jq -c '?\.\[\]'? .*array\.json > .*array\.lines\.jsonl"):
         read(array(tmp_path / "array.json"))
 

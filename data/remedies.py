@@ -1,0 +1,148 @@
+"""Remedies for records without text: programs of jq that make it of what a file has."""
+
+import json
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from common.errors import DataError
+from data.fields import Record, listed, path_of, text_fields, value_of
+from data.json_records import LARGEST_ARRAY, whole_number
+from data.opening import is_named, jq, opened_text
+
+MOST_JOINED = 3  # fields with text of a record for which a command joins them
+OF_CHATGPT = (
+    ".mapping as $all | [.current_node | recurse($all[.].parent // empty) | $all[.].message"
+    ' | select([.content.parts[]? | strings] | add + "" != "")'
+    ' | .author.role + ": " + ([.content.parts[] | strings] | join("\\n"))] | reverse | join("\\n")'
+)
+"""jq's program for the export of ChatGPT: the last version of a conversation, of its nodes by their ids."""
+
+
+def without_text(record: Record, field: str, format: str) -> DataError:
+    """Return the error for a record without text in a field, with a step that gives it some.
+
+    format: that of the record's file, "" for a record of a dataset.
+    """
+    source, place, fields = record
+    names = text_fields(fields)
+    each_record = ".[] | " if format == "json" else ""
+    others: dict[str, Any]
+    numbers = ""
+    try:
+        value = value_of(fields, field)
+        fault = f"{place}: data.text_field={field} is not text ({value!r:.40})"
+        others = {field: value}
+        # Such as a title that is a year. Other records may have NaN, which stands for no text.
+        if format and isinstance(value, (int, float)) and not isinstance(value, bool):
+            program = f"{each_record}({path_of(fields, field)} | numbers | select(isnan | not)) |= tostring"
+            numbers = f"; {jq(source, program)} writes numbers as text"
+    except KeyError:
+        fault = f"{place} has no field data.text_field={field}"
+        # Beside names and numbers, such as that of a conversation, the text may be in a list of objects.
+        lists = {name: value for name, value in fields.items() if isinstance(value, list) and dict in map(type, value)}
+        others = lists if names else fields
+        if isinstance(fields.get("mapping"), dict) and "current_node" in fields and format:
+            program = f"{each_record}{OF_CHATGPT} | {{{json.dumps(field)}: .}}"
+            step = f"{jq(source, program)} makes a text of each conversation"
+            return DataError(fault, step, value=source)
+    table = ""
+    if format == "jsonl" and has_one_line(source):
+        is_export = bool(names) and is_named(source, "json")  # such as a chat's: its title beside all messages
+        table = records_within(source, field) if is_export else rows_within(fields, field)
+    if table:
+        return DataError(fault, f"{jq(source, table)} makes a line of each row", value=source)
+    # A conversation is a list of objects: jq joins its strings.
+    for name, value in others.items():
+        if format and isinstance(value, (list, dict)) and '"' in json.dumps(value):
+            path = path_of(fields, name)
+            if (
+                name != field
+                and isinstance(value, list)
+                and all(isinstance(each, dict) and field in each for each in value)
+            ):
+                step = f"{jq(source, f'{each_record}{path}[]')} makes lines of its records"
+            else:
+                step = f"{jq(source, each_record + joined(path, value, name, field))} joins the strings in {name}"
+            step += f", or choose one of {listed(names)}" * bool(names and name != field)
+            return DataError(fault, step, value=source)
+    remedy = f"choose one of {listed(names)}" if names else "choose another field"
+    remedy += ", or data=text" * bool(format) + numbers
+    # Such as a question and its answer: one alone would lose half of the text. Other records may have one that is null.
+    pair = [name for name, value in fields.items() if isinstance(value, str) or value is None]
+    if format in ("json", "jsonl") and len(names) > 1 and {*names} <= {*pair} and len(pair) <= MOST_JOINED:
+        paths = ", ".join(f".{json.dumps(name)}" for name in pair)
+        program = f'{each_record}{{{json.dumps(field)}: [{paths}] | join("\\n")}}'
+        remedy += f"; {jq(source, program)} joins them"
+    return DataError(fault, remedy, value=source)
+
+
+def joined(path: str, value: Any, name: str, field: str) -> str:
+    """Return jq's program that joins the strings in a record's value, called `name`."""
+    parts = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    separator = "\\n"
+    strings = ".. | strings"
+    if name == field and any(isinstance(part.get("text"), str) for part in parts):
+        # Words of another type within a text, such as Telegram's bold ones, or parts of a message, such as OpenAI's.
+        strings = "arrays[], strings | objects.text, strings | strings"
+        types = {part.get("type") for part in parts}
+        is_one_sentence = len(parts) < len(value) or types - {None}
+        separator = "" if is_one_sentence and "text" not in types else separator
+    elif '"type":' in json.dumps(value):  # such as that of each part
+        strings = f"del(.. | objects | .type) | {strings}"
+    return f'{{{json.dumps(field)}: [{path} | {strings}] | join("{separator}")}}'
+
+
+def has_one_line(file: str) -> bool:
+    """Return whether a file has a single line with text."""
+    with opened_text(file) as lines:
+        return len([*islice(filter(str.strip, lines), 2)]) == 1
+
+
+def records_within(file: str, field: str) -> str:
+    """Return jq's program that makes records of a file with a JSON object; "" for others.
+
+    They are its table, or else its longest list of objects.
+    """
+    with opened_text(file) as stream, suppress(ValueError, RecursionError):
+        whole = json.loads(stream.read(LARGEST_ARRAY), parse_int=whole_number)
+        if not isinstance(whole, dict):
+            return ""
+        table = rows_within(whole, field)
+        if table:
+            return table
+        lists = {
+            name: len(value)
+            for name, value in whole.items()
+            if isinstance(value, list) and value and all(isinstance(each, dict) for each in value)
+        }
+        if lists:
+            return f"{path_of(whole, max(lists, key=lambda name: lists[name]))}[]"
+    return ""
+
+
+def rows_within(whole: dict[str, Any], field: str) -> str:
+    """Return jq's program that makes records of a table in an object; "" if it is none.
+
+    So is what pandas writes: {"text": {"0": …}} by columns, {"0": {"text": …}} by rows, or rows beside names.
+    """
+    texts = whole.get(field)
+    names = whole.get("columns")
+    rows = whole.get("data")
+    each = f"{{{json.dumps(field)}: .}}"
+    same = [name for name, value in whole.items() if isinstance(texts, list) and isinstance(value, list)]
+    if isinstance(texts, dict) and len(texts) > 1 and all(map(str.isdecimal, texts)):
+        return f".{json.dumps(field)}[] | {each}"
+    if len(same) > 1 and len({len(whole[name]) for name in same}) == 1:  # lists of one length
+        return f".{json.dumps(field)}[] | {each}"
+    if isinstance(names, list) and field in names and isinstance(rows, list):
+        return f".data[] | {{{json.dumps(field)}: .[{names.index(field)}]}}"
+    if len(whole) > 1 and all(isinstance(row, dict) and field in row for row in whole.values()):
+        return ".[]"
+    if len(whole) > 1 and all(name.isdecimal() and isinstance(text, str) for name, text in whole.items()):
+        return f".[] | {each}"
+    for name, value in whole.items():
+        is_rows = isinstance(value, list) and all(isinstance(row, dict) and field in row for row in value)
+        if is_rows and value and name != field:  # else it is a text in parts
+            return f"{path_of(whole, name)}[]"
+    return ""
