@@ -84,6 +84,8 @@ def sentence_for(error: BaseException) -> str | None:
         return f"there is not enough memory, or too few threads ({first_line(error)}): {remedy}."
     if lacks_operator(error):
         return f"Apple's GPU lacks an operation of this command ({first_line(error).partition('. ')[0]}): {ON_THE_CPU}."
+    if isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):
+        return "another process of this run has ended, so this one cannot go on: look for the message of that one."
     if device_failed(error):
         return f"the GPU failed ({first_line(error)}): look for the cause in nvidia-smi and dmesg, or set device=cpu."
     return None

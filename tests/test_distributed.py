@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from test_resume import ROOT, assert_same_run, rows, wait_for
 
 from common.errors import DeviceError
+from common.mistakes import sentence_for
 from model.config import GPTConfig
 from runs.checkpoint import load_checkpoint, read_meta
 from train import train_step
@@ -410,6 +411,16 @@ def test_a_rank_that_gloo_does_not_reach_is_told_in_a_sentence(monkeypatch):
         DeviceError, match=r"^RANK=0 reaches no other \(Gloo connectFullMesh failed .*: set GLOO_SOCKET"
     ):
         Ranks(size=2, launched=True).join(torch.device("cpu"))
+
+
+def test_a_rank_whose_first_has_ended_before_the_run_says_so():
+    said = "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.1]:1: Connection"
+    for end in ("reset by peer. GLHF!", "closed by peer [10.0.0.1]:2"):
+        sentence = sentence_for(RuntimeError(f"{said} {end}"))
+        assert sentence == (
+            "another process of this run has ended, so this one cannot go on: look for the message of that one."
+        )
+    assert sentence_for(RuntimeError("shapes cannot be multiplied")) is None
 
 
 LATE_FIRST = """
