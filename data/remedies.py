@@ -25,56 +25,75 @@ def without_text(record: Record, field: str, format: str) -> DataError:
     format: that of the record's file, "" for a record of a dataset.
     """
     source, place, fields = record
-    names = text_fields(fields)
-    each_record = ".[] | " if format == "json" else ""
-    others: dict[str, Any]
     numbers = ""
+    is_there = True
     try:
         value = value_of(fields, field)
         fault = f"{place}: data.text_field={field} is not text ({value!r:.40})"
-        others = {field: value}
         # Such as a title that is a year. Other records may have NaN, which stands for no text.
         if format and isinstance(value, (int, float)) and not isinstance(value, bool):
-            program = f"{each_record}({path_of(fields, field)} | numbers | select(isnan | not)) |= tostring"
+            program = f"{each(format)}({path_of(fields, field)} | numbers | select(isnan | not)) |= tostring"
             numbers = f"; {jq(source, program)} writes numbers as text"
     except KeyError:
         fault = f"{place} has no field data.text_field={field}"
-        # Beside names and numbers, such as that of a conversation, the text may be in a list of objects.
-        lists = {name: value for name, value in fields.items() if isinstance(value, list) and dict in map(type, value)}
-        others = lists if names else fields
-        if isinstance(fields.get("mapping"), dict) and "current_node" in fields and format:
-            program = f"{each_record}{OF_CHATGPT} | {{{json.dumps(field)}: .}}"
-            step = f"{jq(source, program)} makes a text of each conversation"
-            return DataError(fault, step, value=source)
-    table = ""
-    if format == "jsonl" and has_one_line(source):
-        is_export = bool(names) and is_named(source, "json")  # such as a chat's: its title beside all messages
-        table = records_within(source, field) if is_export else rows_within(fields, field)
-    if table:
-        return DataError(fault, f"{jq(source, table)} makes a line of each row", value=source)
-    # A conversation is a list of objects: jq joins its strings.
-    for name, value in others.items():
-        if format and isinstance(value, (list, dict)) and '"' in json.dumps(value):
-            path = path_of(fields, name)
-            if (
-                name != field
-                and isinstance(value, list)
-                and all(isinstance(each, dict) and field in each for each in value)
-            ):
-                step = f"{jq(source, f'{each_record}{path}[]')} makes lines of its records"
-            else:
-                step = f"{jq(source, each_record + joined(path, value, name, field))} joins the strings in {name}"
-            step += f", or choose one of {listed(names)}" * bool(names and name != field)
-            return DataError(fault, step, value=source)
+        is_there = False
+    step = step_to_texts(record, field, format, is_there) if format else ""
+    if step:
+        return DataError(fault, step, value=source)
+    names = text_fields(fields)
     remedy = f"choose one of {listed(names)}" if names else "choose another field"
     remedy += ", or data=text" * bool(format) + numbers
     # Such as a question and its answer: one alone would lose half of the text. Other records may have one that is null.
     pair = [name for name, value in fields.items() if isinstance(value, str) or value is None]
     if format in ("json", "jsonl") and len(names) > 1 and {*names} <= {*pair} and len(pair) <= MOST_JOINED:
         paths = ", ".join(f".{json.dumps(name)}" for name in pair)
-        program = f'{each_record}{{{json.dumps(field)}: [{paths}] | join("\\n")}}'
+        program = f'{each(format)}{{{json.dumps(field)}: [{paths}] | join("\\n")}}'
         remedy += f"; {jq(source, program)} joins them"
     return DataError(fault, remedy, value=source)
+
+
+def each(format: str) -> str:
+    """Return the beginning of jq's program that goes through the records of a file."""
+    return ".[] | " if format == "json" else ""
+
+
+def step_to_texts(record: Record, field: str, format: str, is_there: bool) -> str:
+    """Return the command that makes texts of lists and objects in records; "" if there are none.
+
+    is_there: whether the record has `field`.
+    """
+    source, _, fields = record
+    names = text_fields(fields)
+
+    # 1) ChatGPT's conversations are trees of messages.
+    if not is_there and isinstance(fields.get("mapping"), dict) and "current_node" in fields:
+        program = f"{each(format)}{OF_CHATGPT} | {{{json.dumps(field)}: .}}"
+        return f"{jq(source, program)} makes a text of each conversation"
+
+    # 2) A single object may be a table, or a chat's export: its title beside all messages.
+    if format == "jsonl" and has_one_line(source):
+        is_export = bool(names) and is_named(source, "json")
+        table = records_within(source, field) if is_export else rows_within(fields, field)
+        if table:
+            return f"{jq(source, table)} makes a line of each row"
+
+    # 3) A conversation is a list of objects, perhaps beside its id or its title: jq joins its strings.
+    if is_there:
+        others = {field: value_of(fields, field)}
+    elif names:
+        others = {name: value for name, value in fields.items() if isinstance(value, list) and dict in map(type, value)}
+    else:
+        others = fields
+    for name, value in others.items():
+        if isinstance(value, (list, dict)) and '"' in json.dumps(value):
+            path = path_of(fields, name)
+            is_list = isinstance(value, list)
+            if name != field and is_list and all(isinstance(item, dict) and field in item for item in value):
+                step = f"{jq(source, f'{each(format)}{path}[]')} makes lines of its records"
+            else:
+                step = f"{jq(source, each(format) + joined(path, value, name, field))} joins the strings in {name}"
+            return step + f", or choose one of {listed(names)}" * bool(names and name != field)
+    return ""
 
 
 def joined(path: str, value: Any, name: str, field: str) -> str:

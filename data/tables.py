@@ -6,7 +6,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, count, islice
 from pathlib import Path
@@ -30,17 +30,66 @@ DOUBLED = (
 def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
     """Yield each row of a CSV file as a record by the names of its first row.
 
-    Raises DataError for a row that has more values than names, or ends before the column `field`.
+    Raises DataError as refuse_columns() and refuse_row() do, and for quotes that are not CSV's.
     """
     delimiter, names = csv_header(lines, source)
+    refuse_columns(lines, source, delimiter, names, field)
+    # The limit is the process's: a document may be longer than the 131,072 characters to which Python sets it.
+    before = csv.field_size_limit(1 << 30)
+    begins = 1
+    try:
+        is_unquoted = delimiter == "\t" and are_letters(lines, len(names))
+        if is_unquoted:
+            refuse_backslashes(lines, source, delimiter, len(names))
+        lines.seek(0)
+        read = LinesRead(lines)
+        quoting: dict[str, Any] = {"quoting": csv.QUOTE_NONE} if is_unquoted else {}
+        rows = csv.reader(read, delimiter=delimiter, strict=True, **quoting)
+        next(rows, None)
+        ends_in_lf = read.last.endswith("\n")
+        begins = rows.line_num + 1
+        for row in rows:
+            if ends_in_lf and read.last.endswith("\r"):  # as pandas writes it without quotes
+                command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | sed 's/\\r\\(.\\)/ \\1/g'"
+                remedy = f"{command} > {beside(source, 'new')} writes a blank for each such \\r"
+                raise DataError(f"line {begins} ends in \\r alone, and line 1 does not", remedy, value=source)
+            if row:
+                refuse_row(row, begins, lines, source, delimiter, names, field)
+                yield Record(source, f"line {begins}", dict(zip(names, row, strict=False)))
+            begins = rows.line_num + 1
+    except csv.Error as error:
+        refuse_backslashes(lines, source, delimiter, len(names))
+        remedy = "double the quotes within a value, and put one before and after it"
+        raise DataError(f"line {begins} is not CSV ({first_line(error)})", remedy, value=source) from error
+    finally:
+        csv.field_size_limit(before)
+
+
+class LinesRead:
+    """The lines of a file as they are read, and the last of them."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines = lines
+        self.last = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.lines:
+            self.last = line
+            yield line
+
+
+def refuse_columns(lines: TextIO, source: str, delimiter: str, names: list[str], field: str) -> None:
+    """Raise DataError for a table that has not one column `field`, or is of another dialect.
+
+    It has the command that makes a table with this column.
+    """
     refuse_excels_line(source, names)
     refuse_single_quotes(lines, source)
     for other in DELIMITERS if len(names) == 1 else ():  # a single name tells no delimiter
         command = with_row_numbers(lines, source, names, other)
         if command and other != delimiter:
-            raise DataError(
-                "has numbers of rows without a name in its first line", f"{command} names them", value=source
-            )
+            fault = "has numbers of rows without a name in its first line"
+            raise DataError(fault, f"{command} names them", value=source)
     if field not in names:
         refuse_blanks(lines, source, delimiter, 1)  # quotes after them are letters of a name
         refuse_lines_before(lines, source, field)
@@ -51,61 +100,32 @@ def csv_records(lines: TextIO, source: str, field: str) -> Iterator[Record]:
         fault = f"has {plural(names.count(field), 'column')} called {field}"
         raise DataError(fault, with_own_names(source, names, delimiter), value=source)
     refuse_blanks(lines, source, delimiter, names.index(field))
-    # The limit is the process's: a document may be longer than the 131,072 characters to which Python sets it.
-    before = csv.field_size_limit(1 << 30)
-    begins = 1
-    try:
-        is_unquoted = delimiter == "\t" and are_letters(lines, len(names))
-        if is_unquoted:
-            refuse_backslashes(lines, source, delimiter, len(names))
-        lines.seek(0)
-        last = ""
 
-        def noted() -> Iterator[str]:
-            nonlocal last
-            for line in lines:
-                last = line
-                yield line
 
-        if is_unquoted:
-            rows = csv.reader(noted(), delimiter=delimiter, strict=True, quoting=csv.QUOTE_NONE)
-        else:
-            rows = csv.reader(noted(), delimiter=delimiter, strict=True)
-        next(rows, None)
-        ends_in_lf = last.endswith("\n")
-        begins = rows.line_num + 1
-        for row in rows:
-            if ends_in_lf and last.endswith("\r"):  # as pandas writes it without quotes
-                command = f"{unpacking(source) or 'cat'} {shlex.quote(source)} | sed 's/\\r\\(.\\)/ \\1/g'"
-                remedy = f"{command} > {beside(source, 'new')} writes a blank for each such \\r"
-                raise DataError(f"line {begins} ends in \\r alone, and line 1 does not", remedy, value=source)
-            if len(row) > len(names) or 0 < len(row) <= names.index(field):
-                refuse_backslashes(lines, source, delimiter, len(names))
-                refuse_blanks(lines, source, delimiter, 1)
-                counts = f"{plural(len(row), 'value')}, and the first line {plural(len(names), 'name')}"
-                remedy = f"quote values that have {DELIMITERS[delimiter]} or line ends"
-                command = with_row_numbers(lines, source, names, delimiter)
-                if command:
-                    remedy += f"; if each row begins with its number, {command} names it"
-                elif len(names) == 1:
-                    lines_alone = f"{from_line(source, 2)} > {stem_of(source)}.lines.txt"
-                    remedy += f"; if each line is a text, {lines_alone} has those alone: then set data.separator='\\n'"
-                raise DataError(f"line {begins} has {counts}", remedy, value=source)
-            if len(row) == len(names) > 1 and row != names and sorted(row) == sorted(names):
-                remedy = (
-                    f"{from_line(source, begins)} > {table_beside(source, 'rest', delimiter)} writes those from there"
-                )
-                remedy += f", and {first_lines(source, begins)} > {table_beside(source, 'first', delimiter)} the others"
-                raise DataError(f"line {begins} has the names in another order", remedy, value=source)
-            if row:
-                yield Record(source, f"line {begins}", dict(zip(names, row, strict=False)))
-            begins = rows.line_num + 1
-    except csv.Error as error:
+def refuse_row(
+    row: list[str], begins: int, lines: TextIO, source: str, delimiter: str, names: list[str], field: str
+) -> None:
+    """Raise DataError for a row that does not fit the names of the columns.
+
+    It has more values, ends before the column `field`, or has the names again in another order. begins: its first line.
+    """
+    if len(row) > len(names) or len(row) <= names.index(field):
         refuse_backslashes(lines, source, delimiter, len(names))
-        remedy = "double the quotes within a value, and put one before and after it"
-        raise DataError(f"line {begins} is not CSV ({first_line(error)})", remedy, value=source) from error
-    finally:
-        csv.field_size_limit(before)
+        refuse_blanks(lines, source, delimiter, 1)
+        counts = f"{plural(len(row), 'value')}, and the first line {plural(len(names), 'name')}"
+        remedy = f"quote values that have {DELIMITERS[delimiter]} or line ends"
+        command = with_row_numbers(lines, source, names, delimiter)
+        if command:
+            remedy += f"; if each row begins with its number, {command} names it"
+        elif len(names) == 1:
+            lines_alone = f"{from_line(source, 2)} > {stem_of(source)}.lines.txt"
+            remedy += f"; if each line is a text, {lines_alone} has those alone: then set data.separator='\\n'"
+        raise DataError(f"line {begins} has {counts}", remedy, value=source)
+    if len(row) == len(names) > 1 and row != names and sorted(row) == sorted(names):
+        rest = f"{from_line(source, begins)} > {table_beside(source, 'rest', delimiter)}"
+        first = f"{first_lines(source, begins)} > {table_beside(source, 'first', delimiter)}"
+        remedy = f"{rest} writes those from there, and {first} the others"
+        raise DataError(f"line {begins} has the names in another order", remedy, value=source)
 
 
 def csv_header(lines: TextIO, source: str) -> tuple[str, list[str]]:
