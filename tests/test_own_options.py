@@ -66,11 +66,11 @@ def test_hydras_own_setting_for_folders_is_answered_with_the_flag():
 
 # {content: the place and the reason}
 DAMAGED = {
-    "model:\n\tn_layer: 1\n": "in line 3 (found character '\\t' that cannot start any token)",
+    "model:\n\tn_layer: 1\n": "in line 3 (found character",
     'run_dir: "1", "2\n': "in line 2 (",
     "seed: 1\nseed: 2\n": "in line 3 (found duplicate key seed)",
     "model: {n_layer: 1\n": "in line 3 (",
-    "run_dir: a: b\n": "in line 2 (mapping values are not allowed here)",
+    "run_dir: a: b\n": "in line 2 (mapping values are not allowed",
 }
 
 
