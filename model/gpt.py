@@ -209,13 +209,9 @@ class GPT(nn.Module):
         ctx: AttentionContext,
     ) -> tuple[Stream, AttentionContext]:
         """Return the input of the blocks: the embedded tokens, and the layers' shared context."""
-        check_input(self, tokens, cache)
+        check_input(self, tokens, doc_starts, cache)
         ctx.check_new()
         if doc_starts is not None:
-            if doc_starts.shape != tokens.shape:
-                raise ValueError(
-                    f"doc_starts {(*doc_starts.shape,)} need the shape (B, T) of tokens {(*tokens.shape,)}."
-                )
             check_starts(doc_starts, past=0 if cache is None else cache.position)
         T = tokens.size(1)
         ctx.tokens = tokens

@@ -73,12 +73,14 @@ def tie_again(model: Any, keys: Any) -> None:
         model.lm_head.weight = embedding
 
 
-def check_input(model: Any, tokens: Tensor, cache: Any) -> None:
-    """Raise ValueError for tokens that are no ids (B, T), or that a cache cannot serve."""
+def check_input(model: Any, tokens: Tensor, doc_starts: Tensor | None, cache: Any) -> None:
+    """Raise ValueError for tokens that are no ids (B, T) or do not fit doc_starts or the cache."""
     check_type("tokens", tokens)
     if tokens.ndim != 2 or tokens.is_nested:
         shape = "nested" if tokens.is_nested else (*tokens.shape,)
         raise ValueError(f"tokens {shape} need the shape (B, T): tokens[None] is a batch of one text.")
+    if doc_starts is not None and doc_starts.shape != tokens.shape:
+        raise ValueError(f"doc_starts {(*doc_starts.shape,)} need the shape (B, T) of tokens {(*tokens.shape,)}.")
     if cache is not None and cache.position == 0:
         check_places(model.attentions)
     B = tokens.size(0)
