@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import PRESETS, preset_settings, run_here, some
+from conftest import PRESETS, attention_maps, preset_settings, run_here, some
 from test_resume import ROOT, before_step
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
@@ -65,6 +65,26 @@ def test_the_operations_of_attention_are_those_of_the_positions_seen(window):
     seen = np.mean([min(position + 1, window or 32) for position in range(32)])
     attention = flops_per_token(model) - 6 * (parts["attention"] + parts["mlp"] + 100 * 64)
     assert attention == pytest.approx(12 * 2 * 64 * seen, rel=0.04)
+
+
+@pytest.mark.parametrize("position", ["rope", "pope"])
+@pytest.mark.parametrize("window", [None, 3, 12, 30, 40])
+def test_the_operations_of_sparse_attention_are_those_of_the_weights_above_zero(window, position):
+    """8 channels a head; PoPE makes 16 of them for a score."""
+    sizes = dict(n_layer=1, n_head=4, n_embd=32, block_size=64, vocab_size=100)
+    D = 16 if position == "pope" else 8
+    for attention in ("moba", "index", "parallax"):
+        gpt = GPT(GPTConfig(**sizes, attention=attention, attention_window=window, position=position))
+        weights = attention_maps(gpt, torch.randint(100, (1, 64)))
+        products = (D + 8) * 4 * (weights != 0)[0, 0].sum()  # of four heads
+        visible = [min(t + 1, window or 64) for t in range(64)]
+        if attention == "moba":
+            products += D * 4 * sum((keys - 1) // 8 for keys in visible)  # the means of earlier blocks of 8
+        elif attention == "index":
+            products += D * 2 * sum(visible)  # two heads of an indexer
+        else:
+            products = products * (2 * D + 8) / (D + 8)  # a second product with the keys
+        assert gpt.attentions[0].flops(64) == pytest.approx(2 * products.item() / 64, rel=0.05)
 
 
 MEASURE = """

@@ -143,10 +143,10 @@ class LatentAttention(SplitKeys):
         weight = up.weight.view(self.n_head, -1, self.latent)  # (H·D, latent) -> (H, D, latent)
         return repeat_heads(weight, self.query_heads)
 
-    def flops(self, block_size: int) -> float:
-        """As the other forms: scores of turned + D channels, values of D."""
-        of_others = 2 * self.head_dim  # channels of scores and values
-        return super().flops(block_size) * (self.turned + of_others) / of_others
+    @property
+    def score_channels(self) -> int:
+        """The rotated channels, and D of each head."""
+        return self.turned + self.head_dim
 
 
 @form("gta")

@@ -346,5 +346,14 @@ class MultiHeadAttention(nn.Module):
         """
         window = min(self.window or block_size, block_size)
         mean_seen = window - window**2 / (2 * block_size)
-        channels = self.head_dim * (2 if self.pope is None else 3)  # of a score and of a value
-        return 2 * self.query_heads * channels * mean_seen
+        return 2 * self.query_heads * self.channels_of_pair * mean_seen
+
+    @property
+    def score_channels(self) -> int:
+        """Channels of a query and a key where they are multiplied: with PoPE 2 D."""
+        return self.head_dim * (1 if self.pope is None else 2)
+
+    @property
+    def channels_of_pair(self) -> int:
+        """Channels of a score and of a value."""
+        return self.score_channels + self.head_dim

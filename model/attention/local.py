@@ -48,7 +48,7 @@ class Parallax(MultiHeadAttention):
 
     def flops(self, block_size: int) -> float:
         """As the other forms, and the products of r with the keys."""
-        return 1.5 * super().flops(block_size)
+        return super().flops(block_size) * (self.channels_of_pair + self.score_channels) / self.channels_of_pair
 
 
 @form("wall")

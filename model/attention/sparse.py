@@ -30,13 +30,15 @@ class BlockAttention(MultiHeadAttention):
         super().__init__(config, of_weighting(Blockwise(self.block, self.best)), layer_idx)
 
     def flops(self, block_size: int) -> float:
-        """Return the operations per token: 4 D for each pair of a query head and a chosen key.
+        """Return the operations per token: two for each channel of a chosen key and its value.
 
-        2 D for each mean of an earlier block.
+        The same for the mean key of each earlier block.
         """
-        most = [min(t + 1, self.best * self.block + t % self.block + 1) for t in range(block_size)]
-        earlier = sum(t // self.block for t in range(block_size))
-        return self.query_heads * self.head_dim * (4 * sum(most) + 2 * earlier) / block_size
+        # Blocks are counted from the first visible key: n keys are earlier blocks, and 1 to `block` keys of its own.
+        seen = [min(t + 1, self.window or block_size) for t in range(block_size)]
+        chosen = sum(min(n, self.best * self.block + (n - 1) % self.block + 1) for n in seen)
+        earlier = sum((n - 1) // self.block for n in seen)
+        return 2 * self.query_heads * (self.channels_of_pair * chosen + self.score_channels * earlier) / block_size
 
 
 class Indexed(MultiHeadAttention):
@@ -77,17 +79,13 @@ class Indexed(MultiHeadAttention):
     def flops(self, block_size: int) -> float:
         """Return the operations per token: two for each channel of a chosen key and its value.
 
-        2 D for each pair of an index head and any visible key.
+        The same for each pair of an index head and any visible key, which has no value.
         """
         seen = [min(t + 1, self.window or block_size) for t in range(block_size)]
         attended = sum(min(n, self.best) for n in seen)
         of_pair = 2 * self.channels_of_pair * self.query_heads * attended
-        return (of_pair + 2 * self.head_dim * self.index_heads * sum(seen)) / block_size
-
-    @property
-    def channels_of_pair(self) -> int:
-        """The channels of a score and of a value."""
-        return 2 * self.head_dim
+        index_channels = self.head_dim * (1 if self.pope is None else 2)
+        return (of_pair + 2 * index_channels * self.index_heads * sum(seen)) / block_size
 
 
 @form("index")
@@ -109,7 +107,3 @@ class IndexedLatent(Indexed, LatentAttention):
     (DeepSeek-AI 2025, DeepSeek-V3.2-Exp, and GLM-5, 2026.) The indexer is that of index. It rotates as many channels as
     mla does.
     """
-
-    @property
-    def channels_of_pair(self) -> int:
-        return self.turned + 2 * self.head_dim
