@@ -64,6 +64,8 @@ class Progress:
     """The figures of the latest evaluation."""
     best_loss: float | None = None
     """The lowest finite loss on the targets that all evaluations score; None if there is none."""
+    best_result: float | None = None
+    """The loss that this evaluation reported, perhaps on more targets; None in older checkpoints."""
     best_step: int = 0
     best_tokens: int = 0
     """The number of targets that all evaluations score."""
@@ -85,17 +87,22 @@ class Progress:
         """The loss that the best evaluation reported; infinite if none was finite."""
         if self.best_loss is None:
             return math.inf
-        # best_loss is that of the targets that all evaluations score. If the latest evaluation is the best, metrics has
-        # its own figure, perhaps of more targets.
-        return self.metrics["val_loss"] if self.best_step == self.evaluated else self.best_loss
+        # If the latest evaluation is the best, metrics has its figure, also in an older checkpoint.
+        if self.best_step == self.evaluated:
+            return self.metrics["val_loss"]
+        return self.best_loss if self.best_result is None else self.best_result
 
     def compare(self, loss: float, tokens: int) -> None:
-        """Make this step the best if its loss is the lowest on this number of targets."""
+        """Make this step the best if its loss is the lowest on this number of targets.
+
+        `metrics` has the figures of its evaluation.
+        """
         # With another eval_interval a resumed run scores other targets. Earlier losses cannot be compared with theirs.
         best = math.inf if self.best_loss is None or tokens != self.best_tokens else self.best_loss
         self.without_gain += 1
         if loss < best:
             self.best_loss = loss
+            self.best_result = self.metrics.get("val_loss", loss)
             self.best_step = self.step
             self.best_tokens = tokens
             self.without_gain = 0

@@ -225,6 +225,18 @@ def test_losses_on_other_numbers_of_targets_are_not_compared():
     assert (progress.best_step, progress.best_loss, progress.best_tokens) == (20, 3.0, 512)
 
 
+def test_the_result_stays_what_the_best_evaluation_reported_when_a_finished_run_goes_on():
+    """Step 20 was the last one, whose evaluation reported the loss on 512 targets and was compared on 256."""
+    progress = Progress(step=20, evaluated=20, metrics={"val_loss": 2.5})
+    progress.compare(2.6, 256)
+    assert progress.result == 2.5
+    progress.step = progress.evaluated = 30
+    progress.metrics = {"val_loss": 2.7}
+    progress.compare(2.7, 256)
+    assert (progress.best_step, progress.best_loss, progress.result) == (20, 2.6, 2.5)
+    assert replace(progress, best_result=None).result == 2.6  # of an older checkpoint
+
+
 def test_an_evaluation_of_a_short_task_scores_the_first_of_its_windows(train_config):
     data = DataConfig(source="recall", task=TaskConfig(items=2, vocab_size=16))
     train(replace(train_config, data=data, max_steps=4, eval_tokens=256, sample_tokens=0))
