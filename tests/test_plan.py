@@ -1,5 +1,6 @@
 """dry_run's predictions hold; a run that does not fit names the setting to lower."""
 
+import math
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+import train as train_module
 import training.start
 from common.errors import SettingsError
 from common.settings import from_arguments
@@ -221,6 +223,35 @@ def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config
     monkeypatch.setattr(plan, "memory_of", lambda device: (1000, 10**9))
     report = plan_run(train_step, config)
     assert report.endswith("too much for the 1 kB free on cpu: lower micro_batch_size or the model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "interval"), [(20, 10), (20, 6), (20, 20), (20, 40), (9, 4)])
+def test_the_evaluations_of_a_plan_score_as_many_targets_as_those_of_the_run(
+    train_config, monkeypatch, no_pictures, steps, interval
+):
+    monkeypatch.setattr("training.evaluation.FEWEST_TOKENS", 1)
+    scored = []
+
+    def counted(run, max_tokens, evaluate_run=train_module.evaluate_run):
+        scored.append(run.data.validation_tokens(max_tokens))
+        return evaluate_run(run, max_tokens)
+
+    monkeypatch.setattr(train_module, "evaluate_run", counted)
+    config = replace(train_config, max_steps=steps, eval_interval=interval, sample_tokens=0)
+    train(config)
+    line = plan.time_line(config, 3.0 * 8 * 16, training.start.open_data(config, None))  # a second for a target
+    evaluations, each = re.search(r"(\d+) evaluations? of ([\d.e+]+) s", line).groups()
+    assert int(evaluations) == math.ceil(steps / interval)
+    assert int(evaluations) * float(each) == pytest.approx(sum(scored), rel=0.01)
+
+
+def test_a_plan_for_a_gpu_says_if_its_evaluations_do_not_fit(train_config, monkeypatch):
+    for evaluation, said in ((10**9, "fits"), (10**11, "does NOT fit 80 GB")):
+        memory = plan.Memory(1, 1, 1, 1, evaluation)
+        monkeypatch.setattr(plan, "predict_memory", lambda *given, memory=memory, **named: memory)
+        report = plan_run(train_step, replace(train_config, plan=PlanConfig(device="h100")))
+        assert f"plan      h100, 8 sequences at a time: {said}\n" in report
 
 
 def test_a_step_is_measured_on_the_windows_of_a_micro_batch_unless_one_takes_too_long(train_config, monkeypatch):

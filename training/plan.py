@@ -372,7 +372,7 @@ def on_gpu(
     micro = config.micro_batch_size or config.batch_size
     dtype, peak = (torch.float32, single) if config.precision == "fp32" else (torch.bfloat16, half)
     memory = predict_memory(train_step, config, micro, dtype, on_gpu=True)
-    fits = "fits" if memory.peak < MARGIN * room else f"does NOT fit {si(room)}B"
+    fits = "fits" if max(memory.peak, memory.evaluation) < MARGIN * room else f"does NOT fit {si(room)}B"
     # Time of the arithmetic.
     recomputed = 4 / 3 if config.recompute == "block" else 1
     seconds = recomputed * config.tokens_per_step * flops / (peak * UTILISATION)
@@ -393,6 +393,9 @@ def time_line(config: TrainConfig, seconds: float, data: Dataset) -> str:
         ends.append(max(1, round(60 * config.max_minutes / (seconds + pause / config.eval_interval))))
     steps = min(ends)
     evaluations = math.ceil(steps / config.eval_interval)
-    pauses = (evaluations - 1) * pause + each * data.validation_tokens(evaluation_tokens(config, steps))
+    last = each * data.validation_tokens(evaluation_tokens(config, steps))
+    # The last one is repeated on as many targets as the earlier ones, if it scores more.
+    repeated = pause if evaluations > 1 and last > pause else 0.0
+    pauses = (evaluations - 1) * pause + last + repeated
     counted = f"{plural(steps, 'step')} and {plural(evaluations, 'evaluation')} of {pauses / evaluations:.3g} s"
     return f"time      {duration(steps * seconds + pauses)} for {counted}"
