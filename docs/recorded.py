@@ -17,15 +17,18 @@ def recorded_jobs(sweep: Path) -> list[Job]:
     jobs = read_jobs(sweep)
     if jobs:
         return jobs
-    # The columns are the job, the swept settings and the fields of Summary; an empty cell has no value.
+    # The columns are the job, the swept settings and the fields of Summary; an empty cell has no value. Settings of the
+    # names of fields, device and seed, are settings if they stand before the first field.
     table = sweep / "leaderboard.csv"
     with suppress(OSError, LookupError, ValueError, csv.Error), table.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
+        reader = csv.DictReader(file)
+        names = [*(reader.fieldnames or [])]
+        swept = names[1 : names.index("status")]
+        for row in reader:
             known = {name: text for name, text in row.items() if text}
-            name = known.pop("job")
-            status = known.pop("status")
-            figures = {each: float(known.pop(each)) for each in NUMBERS if each in known and each != "seed"}
-            texts: Any = {each: known.pop(each, None) for each in TEXTS}
-            summary = Summary(status=status, **(texts | figures))
-            jobs.append(Job(sweep / name, name, known, summary))
+            settings = {name: known[name] for name in swept if name in known}
+            figures = {each: float(known[each]) for each in NUMBERS if each in known and each != "seed"}
+            texts: Any = {each: known.get(each) for each in TEXTS}
+            summary = Summary(status=known["status"], **(texts | figures))
+            jobs.append(Job(sweep / known["job"], known["job"], settings, summary))
     return distinct(sorted(jobs, key=lambda job: (len(job.name), job.name)))

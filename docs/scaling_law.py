@@ -22,19 +22,26 @@ COLUMNS = {"parameters": "parameters", "parameters without embeddings": "paramet
 
 
 def read_budgets(sweep: Path, column: str) -> Budgets:
-    """Return the mean loss over seeds by budget and size (`column`), at each size's best rate."""
+    """Return the mean loss over seeds by budget and size (`column`), at each size's best rate.
+
+    A rate with fewer finished seeds than another of its size does not count: those that are left may be the lucky ones.
+    """
     table = sweep / "leaderboard.csv"
     if not table.is_file():
         sys.exit(f"error: {table} does not exist: give the folder of a sweep of +experiment=scaling.")
     rates = defaultdict[tuple[float, float, str], list[float]](list)
     with table.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            if row["status"] == "finished" and row.get("max_flops") and row.get(column):
+            if row["status"] == "finished" and row.get("max_flops") and row.get(column) and row["val_bpb"]:
                 key = float(row["max_flops"]), float(row[column]), row.get("optimizer.lr", "")
                 rates[key].append(float(row["val_bpb"]))
+    most: dict[tuple[float, float], int] = defaultdict(int)
+    for (flops, size, _), found in rates.items():
+        most[flops, size] = max(most[flops, size], len(found))
     budgets: Budgets = defaultdict(dict)
     for (flops, size, _), found in sorted(rates.items()):
-        budgets[flops][size] = min(budgets[flops].get(size, np.inf), float(np.mean(found)))
+        if len(found) == most[flops, size]:
+            budgets[flops][size] = min(budgets[flops].get(size, np.inf), float(np.mean(found)))
     return {flops: sizes for flops, sizes in budgets.items() if len(sizes) >= 3}
 
 

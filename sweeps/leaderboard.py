@@ -105,9 +105,11 @@ class Job:
     @property
     def identity(self) -> Any:
         """What only a job that repeats this one has in common with it."""
-        settings = settings_of_result(self.resolved) or self.settings
-        values = frozenset((name, number_or_text(value)) for name, value in settings.items())
-        return values, self.summary.project_hash, self.summary.code_hash, self.summary.text_hash
+        # config.yaml tells texts from numbers: the prompts 1 and 1.0 are two.
+        written = settings_of_result(self.resolved)
+        values = {name: value if isinstance(value, str) else number_or_text(value) for name, value in written.items()}
+        values = values or {name: number_or_text(value) for name, value in self.settings.items()}
+        return frozenset(values.items()), self.summary.project_hash, self.summary.code_hash, self.summary.text_hash
 
 
 Group = list[Job]

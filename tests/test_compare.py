@@ -248,6 +248,18 @@ def test_variants_are_named_alike_from_a_folder_and_from_its_table(tmp_path):
     assert variants([]) == []
 
 
+def test_a_device_that_is_swept_tells_variants_apart_in_a_table_that_is_left_too(tmp_path):
+    for number, (device, seed) in enumerate((device, seed) for device in ("cpu", "cuda") for seed in (1, 2, 3)):
+        figures = {"device": device, "seed": seed, "val_bpb": 1 + 0.1 * (device == "cuda") + 0.01 * seed**2}
+        put_job(tmp_path / "all", number, f"device={device}", f"seed={seed}", **figures)
+    write_leaderboard(tmp_path / "all")
+    (tmp_path / "kept").mkdir()
+    shutil.copy(tmp_path / "all/leaderboard.csv", tmp_path / "kept")
+    for folder in ("all", "kept"):
+        compare(tmp_path / folder)
+        assert at(table(tmp_path / folder)["device=cuda", ""], "tokens") == (0.1, 0.0)
+
+
 def test_no_seed_chooses_its_own_rate(tmp_path):
     losses = {"0.01": (0.1, 2.0, 2.0), "0.02": (1.5, 1.5, 1.5)}  # seed 0 would choose 0.01, as would the mean of all
     for number, (rate, seed) in enumerate((rate, seed) for rate in losses for seed in range(3)):

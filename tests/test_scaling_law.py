@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from docs.scaling_law import main
+from docs.scaling_law import main, read_budgets
 from model.config import GPTConfig
 from model.size import flops_per_token, without_weights
 from training.config import TrainConfig
@@ -31,6 +31,18 @@ def put_sweep(folder: Path, runs: list[dict]) -> None:
 def loss(flops: float, factor: float) -> float:
     """Of a model of `factor` times the best size for this budget."""
     return 3 - 0.05 * np.log10(flops) + 0.2 * np.log10(factor) ** 2
+
+
+def test_a_rate_of_which_only_a_lucky_seed_is_finished_does_not_count_nor_does_a_loss_that_is_not_finite(tmp_path):
+    losses = {"0.01": [2.0, 2.2], "0.02": [1.9, 2.1], "0.04": [1.5, ""]}
+    runs = [
+        {"max_flops": 1e12, "parameters": size, "optimizer.lr": rate, "val_bpb": bpb}
+        for size in (10, 20, 30)
+        for rate, seeds in losses.items()
+        for bpb in seeds
+    ]
+    put_sweep(tmp_path, runs)
+    assert read_budgets(tmp_path, "parameters") == {1e12: {10: 2.0, 20: 2.0, 30: 2.0}}
 
 
 @pytest.mark.slow

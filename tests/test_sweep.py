@@ -198,6 +198,14 @@ def test_a_setting_that_changes_no_result_divides_no_row(typed, tmp_path):
     assert name not in head and row[0] == "0, 1" and row[-1] == "1.2500 ± 0.3536"  # √(2 · 0.25²)
 
 
+def test_texts_that_are_read_as_one_number_are_two_settings(tmp_path):
+    for number, prompt in enumerate(("1", "1.0", "1e-05", "0.00001", "010", "10")):
+        job = put_job(tmp_path, number, f"sample_prompt={prompt}", val_bpb=1.0 + number)
+        (job / "config.yaml").write_text(yaml.safe_dump({"seed": 1, "sample_prompt": prompt}))
+    head, *rows = cells(markdown(read_jobs(tmp_path)))
+    assert head[0] == "sample_prompt" and [row[0] for row in rows] == ["1", "1.0", "1e-05", "0.00001", "010", "10"]
+
+
 def test_seeds_that_differ_in_their_last_digit_are_two(tmp_path):
     for number, seed in enumerate((2**62 + 1, 2**62)):
         put_job(tmp_path, number, f"seed={seed}", val_bpb=1.0 + number)
