@@ -1,5 +1,6 @@
 // Charts: lines and markers over two axes with a legend, grids of cells, and maps of attention weights.
-const short = (x, digits = 3) => {
+const short = (figure, digits = 3) => {
+  const x = +figure.toPrecision(digits);  // 999,960 is 1M
   if (Math.abs(x) >= 1e15) return x.toExponential(1).replace("e+", "e");
   for (const [size, unit] of [
     [1e12, "T"],
@@ -9,7 +10,7 @@ const short = (x, digits = 3) => {
   ]) {
     if (Math.abs(x) >= size) return +(x / size).toPrecision(digits) + unit;
   }
-  return String(+x.toPrecision(digits));
+  return String(x);
 };
 
 const round = x => +x.toPrecision(5);

@@ -13,6 +13,7 @@ import re
 import runpy
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
@@ -34,9 +35,10 @@ from pages.report import MAP_BYTES, MAPPED, Report, is_mapped
 from pages.runs import POINTS, describe_run, run_page, spread, thin
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, Summary, write_job, write_summary
-from sweeps.leaderboard import write_leaderboard
+from sweeps.leaderboard import FORMATS, write_leaderboard
 from train import train
 
+PAGES = Path(report.__file__).parent
 PRESS = 'const press = (where, key) => where.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));'
 
 
@@ -402,6 +404,18 @@ def test_a_page_has_the_leaderboards_rows_with_means_and_deviations_over_seeds(s
         bpb = [reached[name] for name in row["runs"]]
         assert (row["val_bpb"], row["deviation"]) == (statistics.fmean(bpb), statistics.stdev(bpb))
     assert data["rows"][4]["deviation"] is None and data["best"] == 0
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+def test_a_page_writes_counts_and_durations_as_the_leaderboard_does():
+    draw = random.Random(0)
+    figures = [999_960.0, 999.7, 89.99, 5399.0, 5401.0, 129_599.0, 129_601.0, 5e7]
+    figures += [draw.uniform(1, 10) * 10.0 ** draw.randint(0, 12) for _ in range(500)]
+    duration = re.search(r"function duration.*?\n}", (PAGES / "runs.html").read_text(encoding="utf-8"), re.DOTALL)
+    script = f"{(PAGES / 'chart.js').read_text(encoding='utf-8')}\n{duration[0]}\n"
+    script += f"console.log(JSON.stringify({figures}.map(x => [short(x), duration(x)])));"
+    found = json.loads(subprocess.run(["node", "-e", script], capture_output=True, check=True, text=True).stdout)
+    assert found == [[FORMATS["short"](x), FORMATS["duration"](x)] for x in figures]
 
 
 def test_the_best_row_of_a_page_may_be_under_way_but_not_failed(tmp_path):
