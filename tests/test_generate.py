@@ -551,8 +551,15 @@ def test_prompts_that_are_none_are_refused_in_a_sentence(prompts, seeds, message
 
 def test_one_string_stops_a_text_as_a_list_of_it_does():
     assert SamplingParams(stop="\n\n").stop == ["\n\n"]
+    assert SamplingParams(stop=None).stop == []  # as JSON of others has it
     with pytest.raises(SettingsError, match="stop has an empty string"):
         SamplingParams(stop="")
+
+
+@pytest.mark.parametrize(("name", "text"), [("temperature", "0.8"), ("top_k", "5"), ("top_p", "0.9")])
+def test_a_text_for_a_number_of_sampling_is_refused_by_its_name(name, text):
+    with pytest.raises(SettingsError, match=f"{name}={text} is a text: give a number, without quotes"):
+        SamplingParams(**{name: text})
 
 
 @pytest.mark.parametrize("none", [0, -1])
