@@ -268,6 +268,7 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]
     path = checkpoint.path
     remedy = "give a text with data.path=..."
     if not trained_here(checkpoint):
+        remedy += ", or with against=... a run trained here"
         raise DataError(f"{path} was not trained here and has no validation split", remedy)
     with readable(path):
         source = build(DataConfig, flat(meta.config["data"]))

@@ -443,7 +443,7 @@ def test_a_text_that_a_run_has_learned_is_told_with_its_share(train_config, tmp_
         ({"data": {"path": "/no/where"}}, "data.path=/no/where names no regular file"),
         ({"data": {"path": "{tmp}/empty"}}, "nothing to score"),
         ({"data": {"path": "{tmp}/binary"}}, "is not text but binary"),
-        ({"data": {}}, "one was not trained here and has no validation split: give a text with data.path="),
+        ({"data": {}}, "not trained here and has no validation split: give a text with data.path=..., or with"),
         ({"against": "/no/where"}, "against=/no/where does not exist"),
     ],
     ids=str,
