@@ -293,7 +293,12 @@ class Source:
         noun = FORMATS[found.name].noun
         if self.formats[file] != found.name:
             fields = f" with {listed(found.fields)}" if found.fields else ""
-            remedy = "leave out data=text" if self.config.source == "text" else "data.text_field= names their text"
+            if self.config.source == "text":
+                remedy = "leave out data=text"
+            elif {*self.formats.values()} == {"text"}:
+                remedy = "data.text_field= names their text"
+            else:  # another name would make the other files' records texts
+                remedy = f"rename the field of their text to {self.config.text_field}, as of the other files"
             self._note(f"Files of records read as they are ({remedy})", 1, f"{file} (a {noun}{fields})")
         elif found.name != "text" and not found.is_named:
             fact = "Files of records by their content alone (data=text reads all as text)"

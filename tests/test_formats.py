@@ -147,6 +147,16 @@ def test_records_beside_texts_that_lack_the_field_are_read_as_they_are_and_their
     assert read(tmp_path, text_field="body")[0] == [*STORIES, "a page"]
 
 
+def test_records_with_another_field_than_those_beside_them_are_told_to_rename_it(tmp_path):
+    lines = write_lines(tmp_path / "a.jsonl", field="body")
+    write_csv(tmp_path / "b.csv")
+    (tmp_path / "c.md").write_text("a page")
+    found, source = read(tmp_path)
+    assert found == [lines.read_text(), *STORIES, "a page"]
+    (note,) = (line for line in source.note_lines() if line.startswith("Files of records"))
+    assert note.startswith("Files of records read as they are (rename the field of their text to text, as of the other")
+
+
 @pytest.mark.parametrize("source", ["jsonl", "csv", "hf"])
 def test_a_source_of_one_format_takes_of_a_folder_the_files_that_are_named_so_or_else_those_that_are(tmp_path, source):
     write = {"jsonl": write_lines, "csv": write_csv, "hf": write_parquet}[source]
