@@ -369,26 +369,14 @@ class Source:
 
     def _blocks(self, file: str) -> Iterator[str]:
         """Yield the text of a file in blocks."""
+        untold = dict(SIGNS)
+        is_noted_as = False
         with opened_text(file) as stream:
-            is_noted = is_noted_as = has_mark = has_signs = is_mail = False
             while block := stream.read(LONGEST):
                 # They are read as they are, but rarely meant to be learned.
-                if "\r" in block and not is_noted:
-                    is_noted = self._note_line_ends(block, file)
-                if MARK in block and not has_mark:  # cat leaves that of a later file
-                    has_mark = True
-                    removing = r"sed -i 's/\xEF\xBB\xBF//g'"
-                    fact = (
-                        f"Files with byte order marks within the text, which the model learns (to remove: {removing})"
-                    )
-                    self._note(fact, 1, file)
-                if not has_signs and has_signs_of_html(block):
-                    has_signs = True
-                    self._note(f"Files with HTML's &amp; or its like, which the model learns ({COMMAND})", 1, file)
-                if not is_mail and ENCODED_MAIL.match(block):
-                    is_mail = True
-                    fact = f"Files of mail in base64 or quoted-printable, which the model learns ({COMMAND})"
-                    self._note(fact, 1, file)
+                for fact in [fact for fact, is_in in untold.items() if is_in(block)]:
+                    del untold[fact]
+                    self._note(f"Files {fact}", 1, file)
                 if not is_noted_as:  # the last letter may go on in the next block
                     is_noted_as = self._note_read_as(block[: block.rfind(" ") + 1] or block, "Files", file)
                 yield replace_surrogates(block)[0]
@@ -404,17 +392,6 @@ class Source:
             fact += f" (to convert: {iconv} -f UTF-8 -t {encoding})" * bool(iconv)
             self._note(fact, 1, where)
         return bool(encoding)
-
-    def _note_line_ends(self, block: str, file: str) -> bool:
-        """Note line ends of Windows or old Macs in a file; return whether it has any."""
-        if "\r\n" in block:
-            fact = "Files with \\r\\n at line ends, which the model learns (to convert: sed -i 's/\\r$//')"
-        elif "\n" not in block:
-            fact = "Files with \\r at line ends, which the model learns (to convert: sed -i 's/\\r/\\n/g')"
-        else:  # such as the progress bars in a log
-            return False
-        self._note(fact, 1, file)
-        return True
 
     def _divided(self, blocks: Iterable[str]) -> Iterator[Iterable[str]]:
         """Yield the documents between the separators of a text, and count the separators."""
@@ -526,6 +503,22 @@ def has_signs_of_html(text: str) -> bool:
 def has_escaped_ends(text: str) -> bool:
     r"""Return whether a text has \n in two letters for its line ends; of TeX's \nu it is a part."""
     return "\n" not in text and re.search(r"\\n(?![a-z])", text) is not None
+
+
+SIGNS: dict[str, Callable[[str], object]] = {
+    r"with \r\n at line ends, which the model learns (to convert: sed -i 's/\r$//')": lambda text: "\r\n" in text,
+    # Beside \n it is a sign of another kind, such as the progress bars in a log.
+    r"with \r at line ends, which the model learns (to convert: sed -i 's/\r/\n/g')": lambda text: (
+        "\r" in text and "\n" not in text
+    ),
+    # cat leaves that of a later file.
+    r"with byte order marks within the text, which the model learns (to remove: sed -i 's/\xEF\xBB\xBF//g')": (
+        lambda text: MARK in text
+    ),
+    f"with HTML's &amp; or its like, which the model learns ({COMMAND})": has_signs_of_html,
+    f"of mail in base64 or quoted-printable, which the model learns ({COMMAND})": ENCODED_MAIL.match,
+}
+"""{what a note says of a file: whether a block of its text has it}."""
 
 
 def _dataset_records(config: DataConfig) -> Iterator[Record]:
