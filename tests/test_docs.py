@@ -526,11 +526,11 @@ PREDICTED = {
 
 
 def _two_sided(t: float, pairs: int) -> tuple[float, float]:
-    """The quantile of a 95% interval, and p of a paired t-test, by the closed forms for 3 to 5 pairs."""
+    """The quantile of a 95% interval, and p of a paired t-test, by the closed forms for 3 and for 5 pairs."""
     angle = math.atan(abs(t) / math.sqrt(pairs - 1))
     sine, cosine = math.sin(angle), math.cos(angle)
-    within = {3: sine, 4: 2 / math.pi * (angle + sine * cosine), 5: sine * (1 + cosine**2 / 2)}
-    return {3: 4.3027, 4: 3.1824, 5: 2.7764}[pairs], 1 - within[pairs]
+    within = {3: sine, 5: sine * (1 + cosine**2 / 2)}
+    return {3: 4.3027, 5: 2.7764}[pairs], 1 - within[pairs]
 
 
 def test_the_tables_of_the_predictions_follow_from_their_losses():
