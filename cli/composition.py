@@ -145,7 +145,7 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     values = flat(OmegaConf.to_container(settings_of_run(cfg), resolve=True))  # type: ignore[arg-type]
     empty = {name.rpartition(".")[0] for name in SETTINGS} & values.keys()
     if empty:
-        raise SettingsError(f"a file of settings has nothing below the line of {min(empty)}", "leave out that line")
+        raise empty_group(min(empty))
     if values["code"]:  # before the names that it registers are read
         values["code_hash"] = with_torch().run_code(values["code"])
     config = build(TrainConfig, values)
@@ -258,6 +258,11 @@ def run_job(cfg: DictConfig) -> Any:
         raise
 
 
+def empty_group(name: str) -> SettingsError:
+    """Return the error for a group, such as model, whose lines are all left out of a file."""
+    return SettingsError(f"a file of settings has nothing below the line of {name}", "leave out that line")
+
+
 def explain(error: BaseException) -> str | None:
     """Return one sentence for a mistake that Hydra or OmegaConf finds, else None."""
     if isinstance(error, MissingConfigException) and error.options:
@@ -290,8 +295,7 @@ def explain(error: BaseException) -> str | None:
                 asked = " or ".join(f"{group}={option}" for option in chosen)
                 return f"{mistake.full_key} has no effect here: add {asked}, or leave it out."
             if mistake.full_key in SETTINGS:
-                parent = group.replace("/", ".")
-                return f"a file of settings has nothing below the line of {parent}: leave out that line."
+                return str(empty_group(group.replace("/", ".")))
             return f"there is no setting {mistake.full_key}: --cfg hydra shows those of Hydra."
         if isinstance(mistake, OmegaConfBaseException):
             place = mistake.full_key or "a value"

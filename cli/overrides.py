@@ -9,7 +9,7 @@ import yaml
 
 from common.errors import SettingsError, format_value
 from common.files import user_path
-from common.settings import NULLS, WANDB_SWEEP, read_value, setting_hints, unknown_setting
+from common.settings import NULLS, TEXT_KINDS, WANDB_SWEEP, read_value, setting_hints, unknown_setting
 from common.text import flat, quote, seen_from_here
 from training.config import TrainConfig
 
@@ -22,7 +22,6 @@ SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output_subdir", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
 ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}")
 NUMBERS = (int, int | None, float, float | None, bool)
-TEXTS = (str, str | None, list[str], list[str] | None)
 
 
 def take_folder(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -91,7 +90,7 @@ def refuse_misread(file: Path) -> None:
             if is_misread(name, typed, value, hint):
                 fault = f"{seen_from_here(file)} has {name}: {format_value(typed)}, which YAML reads as "
                 remedy = "write the number that is meant"
-                if hint in TEXTS:
+                if hint in TEXT_KINDS:
                     remedy = "put quotes around each text" if isinstance(typed, list) else f"write '{typed}'"
                 raise SettingsError(fault + format_value(value), remedy)
 

@@ -20,6 +20,8 @@ MAY_BE_EMPTY = ("prompt", "sample_prompt")
 """Settings whose empty text has a meaning."""
 NO_LIMIT = ("all", "inf", "infinity", "never", "none", "null", "random", "unlimited")
 """Words in place of a number, for what others write as -1: a setting that refuses both has one remedy."""
+TEXT_KINDS = (str, str | None, list[str], list[str] | None)
+"""The types of settings that are texts, or lists of them."""
 NULLS = ("null", "None")  # None is Python's, which a sweep by wandb types
 WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ
 """Whether the agent of a sweep by wandb starts this command."""

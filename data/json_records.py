@@ -137,7 +137,7 @@ def whole_number(digits: str) -> int | str:
 
 
 def json_mistake(text: str, error: ValueError | RecursionError) -> tuple[int, str, str]:
-    """Return where a text is not JSON, the reason, and what to do.
+    """Return where a text is not JSON, the reason, and the remedy.
 
     The text around the place decides: the messages of Python differ between its versions.
     """

@@ -1,4 +1,4 @@
-"""Remedies for records without text: programs of jq that make it of what a file has."""
+"""Remedies for records without text: programs of jq that make it of other fields."""
 
 import json
 from contextlib import suppress

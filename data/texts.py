@@ -518,7 +518,7 @@ SIGNS: dict[str, Callable[[str], object]] = {
     f"with HTML's &amp; or its like, which the model learns ({COMMAND})": has_signs_of_html,
     f"of mail in base64 or quoted-printable, which the model learns ({COMMAND})": ENCODED_MAIL.match,
 }
-"""{what a note says of a file: whether a block of its text has it}."""
+"""{the words of a note on a file: whether a block of its text gives reason}."""
 
 
 def _dataset_records(config: DataConfig) -> Iterator[Record]:

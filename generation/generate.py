@@ -95,12 +95,11 @@ def generate(
         finite = logits.isfinite().all()
         if allowed is not None:  # an id without a text is never drawn
             logits = logits.masked_fill(~allowed, -torch.inf)
-        filtered = filter_logits(logits, params)
         if params.temperature == 0:
-            drawn = filtered.argmax(-1)  # (B,)
+            drawn = logits.argmax(-1)  # (B,), which no filter changes
         else:
             uniform = [uniform_number(generators[number]) for number in samples]
-            drawn = draw(filtered, torch.cat(uniform))
+            drawn = draw(filter_logits(logits, params), torch.cat(uniform))
 
         # 3) Read tokens and flag, as 0 or 1, in one transfer: a step waits for the device here, and in take().
         *tokens, is_finite = torch.cat((drawn, finite[None])).tolist()
@@ -262,7 +261,7 @@ def sample(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
 
 
 def draw(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Return what sample() does, of any logits.
+    """Return a sampled token for each row, as sample(), without a look at the logits.
 
     Inverse transform sampling takes the token at which the cumulative probability passes the number. It needs one
     number a token, however large the vocabulary, and never returns a token of probability 0.

@@ -232,7 +232,7 @@ def _tell_borders(content: dict[str, Any], special: dict[str, int], file: Path) 
 
 
 def _tell_lost(folder: Path) -> None:
-    """Warn of what such a folder has beside its model, and a checkpoint has not."""
+    """Warn of a chat template and settings of sampling, which a checkpoint does not keep."""
     files = [folder / name for name in ("tokenizer_config.json", "generation_config.json")]
     of_tokenizer, of_text = (json.loads(read_foreign(each)) if each.exists() else {} for each in files)
     if of_tokenizer.get("chat_template") or any(folder.glob("chat_template.*")):

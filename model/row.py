@@ -125,8 +125,9 @@ class DecodedModel:
             x, ctx = model.embed(tokens, doc_starts, cache, AttentionContext())
             for step in steps:
                 x = step(x, ctx)
-            cache.advance(1)
-            return model.logits(x[:, -1])
+            logits = model.logits(x[:, -1])
+            cache.advance(1)  # last, so that a failure leaves the cache where it was
+            return logits
 
     @property
     def needs_eval_mode(self) -> bool:

@@ -1,7 +1,7 @@
 """The page of one run, with samples and attention heads, and parts of the page of many."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -79,13 +79,13 @@ def describe_run(
     summary: dict[str, Any],
     *,
     alone: bool = False,
-    beside: Sequence[list[Row]] = (),
+    longest: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the data of a run for the page: settings, summary, and curves.
 
     A point of a curve is (step, tokens, seconds, value). A value of None, for one that was not finite, is a gap. alone:
-    whether it is the only run of the page, which then has more curves with more points. beside: the rows of the other
-    runs of which the page draws one mean; their points are those of the longest.
+    whether it is the only run of the page, which then has more curves with more points. longest: longest_curves() of
+    the runs of which the page draws one mean, which have the points of the longest.
     """
     curves = {}
     most = POINTS_ALONE if alone else POINTS
@@ -96,11 +96,15 @@ def describe_run(
             place = (row["step"], row.get("tokens"), row.get("seconds"))
             if metric in row and all(map(is_number, place)):
                 points.append((*place, row[metric] if is_number(row[metric]) else None))
-        longest = max(len(points), *(sum(metric in row for row in other) for other in beside), 1)
-        size = math.ceil(longest / most)
+        size = math.ceil(max(len(points), (longest or {}).get(metric, 0), 1) / most)
         curves[metric] = thin(points, size)
         neighbours = max(neighbours, size)
     return {"name": name, "settings": settings, "curves": curves, "neighbours": neighbours} | summary
+
+
+def longest_curves(runs: Sequence[list[Row]]) -> dict[str, int]:
+    """Return the most values that one of these runs has of each metric."""
+    return {metric: max(sum(metric in row for row in rows) for rows in runs) for metric in CURVES}
 
 
 def thin(points: Sequence[tuple[Any, ...]], size: int) -> list[tuple[float | None, ...]]:

@@ -32,7 +32,7 @@ from common.console import ending_signals, exit_on_signal
 from common.errors import SettingsError, format_value
 from common.files import os_errors_named, user_path
 from common.machine import processors
-from common.settings import setting_hints
+from common.settings import TEXT_KINDS, setting_hints
 from common.text import flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
 from runs.directory import lock_run, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
@@ -46,7 +46,7 @@ EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "sl
 LONGEST_NAME = 255  # bytes of a name in a folder, on nearly every disk
 SETTINGS = setting_hints(TrainConfig)
 FOLDERS = {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.sweeper.baseline", "hydra.sweeper.confirm"}
-TEXTS = FOLDERS | {name for name, kind in SETTINGS.items() if kind in (str, str | None, list[str], list[str] | None)}
+TEXTS = FOLDERS | {name for name, kind in SETTINGS.items() if kind in TEXT_KINDS}
 VARIANTS = (
     """write 'hydra.sweeper.variants=["NAME=VALUE",…]', or on Windows "hydra.sweeper.variants=['NAME=VALUE',…]\""""
 )

@@ -22,7 +22,7 @@ from common.errors import format_value, os_error_reason
 from common.files import is_locked, replace_text
 from common.text import duration, plural, si, visible
 from pages.kit import fill_page
-from pages.runs import RECORD, describe_run, headline
+from pages.runs import RECORD, describe_run, headline, longest_curves
 from runs.directory import settings_of_result, written_settings
 from runs.metrics import is_number, read_metrics
 from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
@@ -340,8 +340,9 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
     runs = []
     for group in groups:
         rows = [read_metrics(job.directory / "metrics.jsonl") for job in group]
+        longest = longest_curves(rows)
         for job, own in zip(group, rows, strict=True):
-            run = describe_run(job.name, own, job.settings, asdict(job.summary), beside=rows)
+            run = describe_run(job.name, own, job.settings, asdict(job.summary), longest=longest)
             has_page = (job.directory / PAGE).is_file()
             runs.append(run | {"page": f"{job.name}/{PAGE}" if has_page else None})
 

@@ -32,7 +32,7 @@ from interop.config import ExportConfig
 from pages import report
 from pages.kit import shape
 from pages.report import MAP_BYTES, MAPPED, Report, is_mapped
-from pages.runs import POINTS, describe_run, run_page, spread, thin
+from pages.runs import POINTS, describe_run, longest_curves, run_page, spread, thin
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, Summary, write_job, write_summary
 from sweeps.leaderboard import FORMATS, write_leaderboard
@@ -166,7 +166,8 @@ def test_seeds_that_end_at_different_steps_have_the_points_of_the_longest_so_tha
 
     def steps(count: int, *, beside: tuple[int, ...] = ()) -> list[float]:
         rows = {size: [dict(step=i, tokens=i, seconds=i, loss=1.0) for i in range(1, size + 1)] for size in (400, 200)}
-        found = describe_run("run", rows[count], {}, {}, beside=[rows[size] for size in beside])
+        longest = longest_curves([rows[size] for size in beside]) if beside else None
+        found = describe_run("run", rows[count], {}, {}, longest=longest)
         return [step for step, *_ in found["curves"]["loss"]]
 
     assert steps(400, beside=(400, 200)) == steps(400) and steps(400)[:3] == [2.0, 5.0, 8.0]

@@ -259,6 +259,27 @@ def test_layers_that_get_rotations_of_their_own_later_write_what_they_read_at_on
 
 
 @torch.inference_mode()
+def test_a_step_whose_logits_failed_leaves_the_cache_where_it_was(monkeypatch):
+    """Ctrl-C or too little memory after the last layer: the same token is then read once, as without the failure."""
+    model = random_gpt(n_layer=2, block_size=16, logit_softcap=5.0).eval()
+    tokens, cache = torch.arange(12)[None], KVCache(16)
+    decoded = DecodedModel(model)
+    decoded.next_logits(tokens[:, :11], cache)
+    decoded.refresh()
+    assert decoded.steps is not None
+
+    def fail(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("model.gpt.capped", fail)
+        with pytest.raises(KeyboardInterrupt):
+            decoded.next_logits(tokens[:, 11:], cache)
+    assert cache.position == 11
+    close(decoded.next_logits(tokens[:, 11:], cache), model(tokens)[:, -1])
+
+
+@torch.inference_mode()
 def test_steps_are_taken_where_they_serve_and_nowhere_else():
     model = random_gpt()
     decoded = DecodedModel(model)
