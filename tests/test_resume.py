@@ -32,6 +32,8 @@ from common.console import Signals, ending_signals, exit_on_signal
 from common.errors import SettingsError
 from common.files import is_locked
 from data.batches import TokenDataset
+from data.prepare import prepare
+from generation.score import ScoringParams, score
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, open_checkpoint, read_meta
 from runs.directory import lock_run, written_settings
@@ -344,6 +346,18 @@ def test_a_finished_run_says_what_to_raise_until_it_is_raised(config, end, caplo
     assert caplog.messages.count(said) == 1
     train(replace(again, max_steps=3, max_minutes=None))
     assert caplog.messages.count(said) == 1 and steps_of(config.run_dir)[-1] == 3
+
+
+def test_a_finished_run_that_goes_on_with_another_text_is_scored_on_that_text(config, text_file):
+    """Its loss was infinite, and its summary had the figures of the text before."""
+    train(replace(config, max_steps=1))
+    text_file.write_text("Quite another text, of other words. " * 2000)
+    loss = train(replace(config, max_steps=1, resume=config.run_dir, allow_changes=True))
+    saved = open_checkpoint(config.run_dir)
+    tokens = prepare(config.data, config.tokenizer, encoding=saved.tokenizer).val
+    params = ScoringParams(torch.autocast("cpu", enabled=False), stride=config.model.block_size)
+    nats = score(saved.model, saved.tokenizer, tokens, params).nats
+    assert loss == pytest.approx(nats.mean(), abs=1e-5) == read_summary(Path(config.run_dir)).val_loss
 
 
 @pytest.mark.slow

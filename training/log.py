@@ -91,7 +91,8 @@ class SummaryFile(Logger):
         # The rows of metrics.jsonl: the speeds, and the best evaluation.
         speeds = [row["tokens_per_s"] for row in self.rows if is_number(row.get("tokens_per_s"))]
         evaluations = [row for row in self.rows if is_number(row.get("val_loss"))]
-        best = next((row for row in evaluations if row["step"] == run.progress.best_step), {})
+        # The latest row of its step: the one before may be of another text, from which a run went on.
+        best = next((row for row in reversed(evaluations) if row["step"] == run.progress.best_step), {})
         # The outcome so far, in the order of Summary.
         summary = Summary(
             status=status,

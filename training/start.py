@@ -264,7 +264,9 @@ def restore(run: Run, saved: Saved) -> None:
     if isinstance(run.data, TokenDataset):
         run.data = replace(run.data, ahead=run.progress.ahead)
     if meta.data != run.data.fingerprint:
-        run.progress.best_loss = None  # losses on another text do not compare
+        # Figures of another text do not compare, and a finished run has none of this one.
+        run.progress.metrics = {}
+        run.progress.best_loss = None
         run.progress.without_gain = 0
     run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
 
