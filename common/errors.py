@@ -5,9 +5,14 @@ The checks of numbers accept None, which stands for a default.
 
 import errno
 import math
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import fields
+from numbers import Real
+from types import NoneType
+from typing import Any, get_args, get_origin
 
 PICKLED = (
     "a pickle of another trainer, such as nanoGPT's ckpt.pt, can run code and is not read: "
@@ -182,6 +187,10 @@ def format_value(value: object) -> str:
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
+# What a field of a type must be.
+NOUNS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list"}
+
+
 def one_of(name: str, value: str | None, known: Collection[str]) -> None:
     if value not in known:
         raise SettingsError("is not known", f"choose one of {', '.join(known)}", setting=name, value=value)
@@ -195,15 +204,40 @@ def in_utf8(name: str, text: str) -> None:
         raise SettingsError("is not text in UTF-8", "type it in UTF-8", setting=name, value=text) from None
 
 
-def number(name: str, value: float | None) -> None:
-    """Refuse a text, which a number given in Python may be."""
-    if isinstance(value, str):
+def check_types(settings: Any, group: str = "") -> None:
+    """Give each field of a dataclass its own type: a program that makes one gives what it has.
+
+    A whole number may be 1e3 or NumPy's, and a text a Path. Raises SettingsError for every other type.
+    group: what stands before the name of a field as it is typed, as in model.n_embd.
+    """
+    for field in fields(settings):
+        setattr(settings, field.name, in_type(group + field.name, getattr(settings, field.name), field.type))
+
+
+def in_type(name: str, value: Any, hint: Any) -> Any:
+    """Return a value in the type of its field; SettingsError for one that has none in it."""
+    kind: Any = get_args(hint)[0] if NoneType in get_args(hint) else hint
+    if value is None and kind is not hint:
+        return None
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if kind is int and is_number and float(value).is_integer():
+        return int(value)
+    if kind is float and is_number:
+        return float(value)
+    if kind is str and isinstance(value, (str, os.PathLike)):
+        return os.fspath(value)
+    if get_origin(kind) is list and isinstance(value, (list, tuple)):
+        return [in_type(f"each of {name}", item, *get_args(kind)) for item in value]
+    if type(value) is kind:  # a bool, or a group of settings
+        return value
+    if isinstance(value, str) and kind in (int, float):
         raise SettingsError("is a text", "give a number, without quotes", setting=name, value=value)
+    noun = NOUNS.get(get_origin(kind) or kind) or f"a {kind.__name__}"
+    raise SettingsError(f"is not {noun}", setting=name, value=value)
 
 
 def at_least(name: str, value: float | None, least: float, remedy: str = "") -> None:
     """Refuse less than `least`, NaN and infinity."""
-    number(name, value)
     if value is not None and not least <= value < math.inf:
         finite = "finite and " if isinstance(value, float) else ""
         raise SettingsError(f"must be {finite}at least {format_value(least)}", remedy, setting=name, value=value)
@@ -211,7 +245,6 @@ def at_least(name: str, value: float | None, least: float, remedy: str = "") -> 
 
 def positive(name: str, value: float | None) -> None:
     """Refuse 0, negative numbers, NaN and infinity."""
-    number(name, value)
     if value is not None and not 0 < value < math.inf:
         raise SettingsError("must be finite and above 0", setting=name, value=value)
 
@@ -225,7 +258,6 @@ def fraction(
     above: float = -1,
 ) -> None:
     """Refuse all but 0 ≤ value ≤ most with above < value < below."""
-    number(name, value)
     if value is not None and not (0 <= value <= most and above < value < below):
         lower = "at least 0" if above < 0 else f"above {above}"
         upper = f"below {below}" if below <= most else f"at most {most}"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from common.errors import SettingsError, at_least, fraction, one_of
+from common.errors import SettingsError, at_least, check_types, fraction, one_of
 
 TOKENIZERS = ("bpe", "byte", "gpt2", "cl100k_base", "o200k_base")
 
@@ -46,6 +46,7 @@ class TaskConfig:
     """For recall: put random ids between the queries instead of 0."""
 
     def __post_init__(self) -> None:
+        check_types(self, "data.task.")
         at_least("data.task.items", self.items, 1)
         at_least("data.task.vocab_size", self.vocab_size, 3)
 
@@ -64,6 +65,7 @@ class TalesConfig:
     """Seed of the stories."""
 
     def __post_init__(self) -> None:
+        check_types(self, "data.tales.")
         at_least("data.tales.count", self.count, 1)
         at_least("data.tales.seed", self.seed, 0)
 
@@ -108,6 +110,7 @@ class DataConfig:
     tales: TalesConfig = field(default_factory=TalesConfig)
 
     def __post_init__(self) -> None:
+        check_types(self, "data.")
         if self.path is not None and self.source in ("stdlib", "tales", "shakespeare"):
             self.source = "files"
         check_source(self.source)
@@ -148,6 +151,7 @@ class TokenizerConfig:
     """For bpe: number of tokens, the 256 bytes and <|endoftext|> included."""
 
     def __post_init__(self) -> None:
+        check_types(self, "tokenizer.")
         one_of("tokenizer.name", self.name, TOKENIZERS)
         if self.name == "bpe" and not 257 <= self.vocab_size <= 1_000_000:
             problem = f"tokenizer.vocab_size={self.vocab_size} is out of range"

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from common.errors import ANY_SEED, SettingsError, at_least, format_value, fraction, in_utf8, number, one_of
+from common.errors import ANY_SEED, SettingsError, at_least, check_types, format_value, fraction, in_utf8, one_of
 from data.config import WITH_PATH
 
 NO_LINES = (".csv", ".tsv", ".xlsx", ".parquet", ".html", ".xml", ".yaml", ".md")  # names of other formats
@@ -28,12 +28,15 @@ class SamplingParams:
     """End a sample before the first of these strings, as in 'stop=\\n\\n' or 'stop=["\\n\\n","THE END"]'."""
 
     def __post_init__(self) -> None:
-        number("temperature", self.temperature)
+        if self.stop is None:  # as others write it
+            self.stop = []
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        check_types(self)
         # A smaller divisor could make logits of float32 infinite.
         if self.temperature != 0 and not 1e-6 <= self.temperature < math.inf:
             fault = "must be 0, or finite and at least 1e-06"
             raise SettingsError(fault, setting="temperature", value=self.temperature)
-        number("top_k", self.top_k)
         if self.top_k is not None and self.top_k < 1:  # as others write it
             remedy = "leave it out to sample from all tokens"
             raise SettingsError("must be at least 1", remedy, setting="top_k", value=self.top_k)
@@ -41,10 +44,6 @@ class SamplingParams:
         fraction("min_p", self.min_p)
         until = "a sample ends with its document, so max_new_tokens=100000 lets the model choose"
         at_least("max_new_tokens", self.max_new_tokens, 1, until)
-        if self.stop is None:  # as others write it
-            self.stop = []
-        if isinstance(self.stop, str):
-            self.stop = [self.stop]
         if "" in self.stop:
             raise SettingsError("stop has an empty string, which every text contains", "remove it")
         for text in self.stop:
@@ -127,6 +126,7 @@ class TextConfig:
     or record is one document."""
 
     def __post_init__(self) -> None:
+        check_types(self, "data.")
         if self.source is not None:
             one_of("data.source", self.source, SCORED)
         if self.source in (*WITH_PATH, "hf") and not self.path:
@@ -163,6 +163,7 @@ class EvalConfig:
     If that is auto too, bf16 where it is fast."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         at_least("stride", self.stride, 1)
         # Tales take the place of scoring, to which these settings belong.

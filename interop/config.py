@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.errors import SettingsError, one_of
+from common.errors import SettingsError, check_types, one_of
 
 PAPERS = (".htm", ".xhtml", ".pdf", ".txt", ".md", ".json")
 MODELS = (".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pkl", ".pt", ".pte", ".pth", ".safetensors", ".tflite")
@@ -31,6 +31,7 @@ class ExportConfig:
         return self.to.lower().endswith(".html")
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.dtype is not None:
             one_of("dtype", self.dtype, ("float16", "float32") if self.is_page else ("float32", "bfloat16", "float16"))
         if not self.to:

@@ -1,9 +1,8 @@
 """The settings of a model: its attention and the GPT around it, checked when made."""
 
 from dataclasses import dataclass, replace
-from numbers import Integral
 
-from common.errors import SettingsError, at_least, format_value, fraction, one_of, positive
+from common.errors import SettingsError, at_least, check_types, format_value, fraction, one_of, positive
 
 POSITIONS = ("rope", "pope", "learned", "alibi", "none")
 TURNING = ("rope", "pope")
@@ -88,13 +87,14 @@ class AttentionConfig:
     """Biases on every other linear layer and in layernorm."""
 
     def __post_init__(self) -> None:
+        check_types(self, "model.")
         self.attention = "".join(self.attention.split())
         # Check each setting alone.
         one_of("model.position", self.position, POSITIONS)
         one_of("model.rope_scaling", self.rope_scaling, ROPE_SCALINGS)
         for name in ("n_embd", "n_head", "head_size", "n_kv_head", "attention_window", "latent_size", "block_size",
                      "rope_trained_length"):  # fmt: skip
-            self.check_size(name)
+            at_least(f"model.{name}", getattr(self, name), 1)
         fraction("model.attention_dropout", self.attention_dropout, below=1)
         fraction("model.rope_fraction", self.rope_fraction, above=0)
         positive("model.rope_theta", self.rope_theta)
@@ -110,13 +110,6 @@ class AttentionConfig:
         if self.head_size is None:
             _must_divide("n_head", self.n_head, "n_embd", self.n_embd, "another model.n_embd")
         _must_divide("n_kv_head", self.kv_heads, "n_head", self.n_head, "null for one per query head")
-
-    def check_size(self, name: str) -> None:
-        """Refuse less than 1, and make an int of NumPy's integers, which JSON does not know."""
-        size = getattr(self, name)
-        at_least(f"model.{name}", size, 1)
-        if isinstance(size, Integral):
-            setattr(self, name, int(size))
 
     @property
     def forms(self) -> list[str]:
@@ -185,7 +178,7 @@ class GPTConfig(AttentionConfig):
         one_of("model.norm", self.norm, NORMS)
         one_of("model.mlp", self.mlp, MLPS)
         for name in ("n_layer", "vocab_size", "n_inner", "ngram_rows"):
-            self.check_size(name)
+            at_least(f"model.{name}", getattr(self, name), 1)
         self.ngrams = self.ngrams or None
         for n in self.ngrams or ():
             at_least("each of model.ngrams", n, 2)

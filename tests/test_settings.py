@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import re
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path, PureWindowsPath
+from types import NoneType
+from typing import Any, get_args, get_origin
 from unittest import mock
 
+import numpy as np
 import pytest
 from conftest import settings_of, some
 from hydra import compose, initialize_config_dir
@@ -32,13 +36,13 @@ from common.errors import SettingsError, format_value
 from common.mistakes import sentence_for
 from common.settings import build, from_arguments, parse_overrides, settings_in, unknown_setting
 from common.text import flat, hydra_quoted, seen_from_here
-from data.config import VOCABULARIES, DataConfig
+from data.config import VOCABULARIES, DataConfig, TalesConfig, TaskConfig, TokenizerConfig
 from eval import EvalConfig
 from export import ExportConfig
-from generation.config import SampleConfig
-from model.config import GPTConfig
+from generation.config import SampleConfig, SamplingParams, TextConfig
+from model.config import AttentionConfig, GPTConfig
 from sweeps.hydra_versions import VERSION_BASE
-from training.config import OptimizerConfig, ScheduleConfig, TrainConfig, WandbConfig
+from training.config import OptimizerConfig, PlanConfig, ScheduleConfig, TrainConfig, WandbConfig
 from training.optimizer import schedule_factor
 
 SCHEMAS = {"train.py": TrainConfig, "sample.py": SampleConfig, "eval.py": EvalConfig, "export.py": ExportConfig}
@@ -678,3 +682,53 @@ def test_python_may_give_tuples_for_lists_and_a_text_for_a_number_is_refused_by_
     ):
         with pytest.raises(SettingsError, match=f"^{setting} is a text: give a number, without quotes"):
             make()
+
+
+CLASSES = [TrainConfig, SampleConfig, EvalConfig, SamplingParams, TextConfig, AttentionConfig, GPTConfig, DataConfig]
+CLASSES += [TokenizerConfig, OptimizerConfig, ScheduleConfig, WandbConfig, PlanConfig, TaskConfig, TalesConfig]
+# {kind of a field: values of other types}.
+OTHERS = {
+    bool: ["yes", 2, 0.5, []],
+    int: [2.5, "3", True, [1], math.nan, 1j],
+    float: ["0.5", True, [1], 1j],
+    str: [1, ["a"], b"x", 2.5],
+    list: [1, {}],
+}
+
+
+@pytest.mark.parametrize("group", CLASSES)
+def test_python_gives_no_field_a_value_of_another_type(group):
+    """2.5 layers, "yes" for false or a list for a path went on to where no one could tell what was wrong."""
+    for field in fields(group):
+        others = [] if is_dataclass(field.type) else OTHERS[kind_of(field.type)]
+        if field.type is bool or not is_nullable(field.type):
+            others = [*others, None] * (field.name != "stop")  # which None leaves out, as JSON of others has it
+        if field.name == "compile":
+            others = [value for value in others if not isinstance(value, bool)]
+        for value in others:
+            with pytest.raises(SettingsError) as caught:
+                group(**{field.name: value})
+            assert field.name in str(caught.value), (field.name, value)
+
+
+def kind_of(hint: Any) -> type:
+    kind = get_args(hint)[0] if is_nullable(hint) else hint
+    return get_origin(kind) or kind
+
+
+def is_nullable(hint: Any) -> bool:
+    return NoneType in get_args(hint)
+
+
+def test_python_may_give_whole_floats_numpys_numbers_paths_and_booleans():
+    config = TrainConfig(
+        max_steps=1e3, seed=np.int64(7), grad_clip=1, run_dir=Path("runs") / "a", compile=True, dry_run=False
+    )
+    assert (config.max_steps, config.seed, config.grad_clip, config.run_dir) == (1000, 7, 1.0, str(Path("runs/a")))
+    assert [type(value) for value in (config.max_steps, config.seed, config.grad_clip)] == [int, int, float]
+    assert (config.compile, TrainConfig(compile=False).compile) == ("on", "off")
+    assert DataConfig(path=Path("a.txt"), val_path=Path("b.txt")).path == "a.txt"
+    assert GPTConfig(n_embd=np.int32(64), rope_theta=np.float32(500), ngrams=(np.int64(2), 3.0)).ngrams == [2, 3]
+    with pytest.raises(SettingsError, match=r"model={'n_layer': 3} is not a GPTConfig\."):
+        TrainConfig(model={"n_layer": 3})
+    json.dumps(asdict(config))

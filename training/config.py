@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from common.errors import ANY_SEED, SettingsError, at_least, format_value, fraction, in_utf8, one_of, positive
+from common.errors import (
+    ANY_SEED,
+    SettingsError,
+    at_least,
+    check_types,
+    format_value,
+    fraction,
+    in_utf8,
+    one_of,
+    positive,
+)
 from common.settings import WANDB_SWEEP
 from data.config import DIVISIBLE, RECORDS, VAL_FRACTIONS, VOCABULARIES, DataConfig, TokenizerConfig
 from model.config import GPTConfig
@@ -73,6 +83,7 @@ class OptimizerConfig:
     """Decoupled weight decay, per unit of learning rate, on matrices and embeddings."""
 
     def __post_init__(self) -> None:
+        check_types(self, "optimizer.")
         one_of("optimizer.name", self.name, OPTIMIZERS)
         for name in ("lr", "embedding_lr", "lm_head_lr"):
             positive(f"optimizer.{name}", getattr(self, name))
@@ -97,6 +108,7 @@ class ScheduleConfig:
     """For all but constant: factor at the end of the run, after the last step; schedule=cosine sets 0.1."""
 
     def __post_init__(self) -> None:
+        check_types(self, "schedule.")
         one_of("schedule.name", self.name, SCHEDULES)
         at_least("schedule.warmup_steps", self.warmup_steps, 0)
         fraction("schedule.decay_fraction", self.decay_fraction)
@@ -125,6 +137,7 @@ class WandbConfig:
     """Notes of the run, such as why it was made, also on its page; when null WANDB_NOTES."""
 
     def __post_init__(self) -> None:
+        check_types(self, "wandb.")
         one_of("wandb.mode", self.mode or "disabled", WANDB_MODES)
         check_wandb_names("wandb.project", self.project, "wandb.tags", self.tags)
 
@@ -181,6 +194,9 @@ class PlanConfig:
 
     device: str | None = None
     """GPU: t4, v100, a100, h100, h200 or b200; this machine when null."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "plan.")
 
 
 @dataclass(kw_only=True)
@@ -273,6 +289,9 @@ class TrainConfig:
     """Prompt of that sample; the start of a document when empty."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.compile, bool):  # as YAML reads on, off, yes, no
+            self.compile = "on" if self.compile else "off"
+        check_types(self)
         # attention= is a short name of model.attention: the model's settings keep the value.
         if self.attention is not None:
             if self.model.attention not in (GPTConfig.attention, self.attention):
@@ -280,7 +299,7 @@ class TrainConfig:
                 raise SettingsError(f"{given} are both given", "choose one")
             self.model = replace(self.model, attention=self.attention)
             self.attention = None
-        self.compile = {"true": "on", "false": "off"}.get(self.compile, self.compile)  # as YAML reads on, off, yes, no
+        self.compile = {"true": "on", "false": "off"}.get(self.compile, self.compile)
         # Check each setting alone, then pairs that exclude each other.
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("auto", "on", "off"))
