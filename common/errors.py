@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from numbers import Real
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -217,9 +217,9 @@ def check_types(settings: Any, group: str = "") -> None:
 def in_type(name: str, value: Any, hint: Any) -> Any:
     """Return a value in the type of its field; SettingsError for one that has none in it."""
     kind: Any = get_args(hint)[0] if NoneType in get_args(hint) else hint
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is None and kind is not hint:
         return None
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind is int and is_number and float(value).is_integer():
         return int(value)
     if kind is float and is_number:
@@ -228,12 +228,13 @@ def in_type(name: str, value: Any, hint: Any) -> Any:
         return os.fspath(value)
     if get_origin(kind) is list and isinstance(value, (list, tuple)):
         return [in_type(f"each of {name}", item, *get_args(kind)) for item in value]
-    if type(value) is kind:  # a bool, or a group of settings
+    noun = (
+        f"a {kind.__name__}" if isinstance(kind, type) and is_dataclass(kind) else NOUNS.get(get_origin(kind) or kind)
+    )
+    if noun is None or type(value) is kind:  # a type of somebody's own group, a bool, or a group
         return value
-    if isinstance(value, str) and kind in (int, float):
-        raise SettingsError("is a text", "give a number, without quotes", setting=name, value=value)
-    noun = NOUNS.get(get_origin(kind) or kind) or f"a {kind.__name__}"
-    raise SettingsError(f"is not {noun}", setting=name, value=value)
+    remedy = "give a number, without quotes" if isinstance(value, str) and kind in (int, float) else ""
+    raise SettingsError("is a text" if remedy else f"is not {noun}", remedy, setting=name, value=value)
 
 
 def at_least(name: str, value: float | None, least: float, remedy: str = "") -> None:
