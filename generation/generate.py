@@ -20,6 +20,7 @@ depends on its prompt and its seed, and on the rest of the batch by rounding alo
 import codecs
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from operator import index
 from typing import NamedTuple
 
 import tiktoken
@@ -68,7 +69,8 @@ def generate(
     Each prompt has one sample, which ends where the model ends the document, before the first of params.stop, or after
     params.max_new_tokens. Whenever a piece of text is yielded, the model is in the mode (train or eval) that it had.
     Raises FloatingPointError when logits are not finite, and, when the first chunk is asked for, ValueError unless
-    prompts are lists of one token id or more, with a seed for each, and lm_head has a logit for each id.
+    prompts are lists of one token id or more, with a seed for each, and lm_head has a logit for each id; TypeError for
+    an id or a seed that is no whole number.
     """
     if any(isinstance(prompt, str) for prompt in prompts):
         raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")
@@ -77,12 +79,12 @@ def generate(
     if not len(prompts):
         return
     limit = model.longest_context  # None: a state reads a text of any length
-    prompts = [[int(token) for token in prompt] for prompt in prompts]  # also of tensors and arrays
+    prompts = [[index(token) for token in prompt] for prompt in prompts]  # also of tensors and arrays
     prompts = [prompt if limit is None else prompt[-limit:] for prompt in prompts]
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
     pending: list[list[int]] = [[] for _ in prompts]  # the ids that no chunk of the sample has yet
     # A generator for each sample: its random numbers do not depend on the size of the batch.
-    generators = [torch.Generator("cpu").manual_seed(int(seed)) for seed in seeds]
+    generators = [torch.Generator("cpu").manual_seed(index(seed)) for seed in seeds]
     decoder = Decoder(model)
 
     # 1) Prefill: read the prompts. From here on each row of the batch is a sample.

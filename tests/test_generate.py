@@ -562,6 +562,15 @@ def test_a_text_for_a_number_of_sampling_is_refused_by_its_name(name, text):
         SamplingParams(**{name: text})
 
 
+@pytest.mark.parametrize("number", [1.5, 1.0, np.float32(1), torch.tensor(1.5)])
+def test_ids_and_seeds_are_whole_numbers(number):
+    """1.5 was read as 1."""
+    model = random_gpt(vocab_size=257)
+    for ids, seed in (([number], 1), ([1], number)):
+        with pytest.raises(TypeError):
+            next(generate(model, BYTE, [ids], seeds=[seed], params=SamplingParams()))
+
+
 @pytest.mark.parametrize("none", [0, -1])
 def test_what_others_write_for_no_top_k_is_told_how_to_write_it_here(none):
     with pytest.raises(SettingsError, match=f"top_k={none} must be at least 1: leave it out to sample from all tokens"):
