@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import some
 from safetensors.torch import load_file, save_file, save_model
 
@@ -204,6 +205,30 @@ def test_every_setting_on_which_transformers_acts_is_read_as_it_does_or_refused(
     named |= {"n_layer"} if model_type == "gpt2" else {"rope_parameters", "intermediate_size"}
     named |= {"sliding_window"} & ({*plain} if model_type in ("mistral", "qwen2", "qwen3") else set())
     assert acted_upon > named
+
+
+@pytest.mark.parametrize("model_type", some([*TARGETS], 3))
+def test_an_import_is_trained_further_as_transformers_trains_it(model_type, tmp_path):
+    """Three steps of SGD, as long as no id of the text is that of padding: its embedding gets no gradient there."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, vocab_size=61, hidden_size=32, num_hidden_layers=2,
+                                               num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+                                               attn_pdrop=0, embd_pdrop=0, resid_pdrop=0, pad_token_id=60,
+                                               bos_token_id=60, eos_token_id=60)  # fmt: skip
+    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64).train()
+    theirs.save_pretrained(tmp_path)
+    ours = from_huggingface(str(tmp_path)).double().train()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (theirs, ours)]
+    rows = torch.randint(60, (3, 4, 25))
+    for inputs, targets in zip(rows[..., :-1], rows[..., 1:], strict=True):
+        losses = [F.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten()), ours.loss(inputs, targets)]
+        torch.testing.assert_close(losses[1] / targets.numel(), losses[0], atol=1e-6, rtol=0)
+        for loss, divisor, optimizer in zip(losses, (1, targets.numel()), optimizers, strict=True):
+            optimizer.zero_grad()
+            (loss / divisor).backward()
+            optimizer.step()
+    with torch.no_grad():
+        assert (ours(inputs) - theirs(inputs).logits).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("odd", ["", "no prefix", "two files"])
