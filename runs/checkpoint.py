@@ -37,6 +37,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.surgery import uncompiled
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
+from runs.plugins import find_code
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
@@ -277,7 +278,7 @@ def code_wanted(path: Path, meta: Meta) -> Iterator[None]:
         yield
     except SettingsError as error:
         # No CheckpointError, after which an earlier checkpoint of the run would be tried: they all have this name.
-        file = meta.config.get("code") or "FILE"
+        file = find_code(meta.config.get("code") or "FILE", path.parent.parent)
         remedy = f"give the file that registers it, as in code={file}"
         raise SettingsError(f": {error.problem}", remedy, setting="checkpoint", value=path) from None
 

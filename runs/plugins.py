@@ -1,7 +1,18 @@
-"""A person's own file in a run: code=FILE, which may register forms, modifiers and tasks."""
+"""A person's own file in a run: code=FILE, and the copy that the run keeps.
 
+The file may register forms, modifiers and tasks.
+"""
+
+import shutil
+from pathlib import Path
+
+from common.files import remove
+from common.text import seen_from_here
 from data.config import VOCABULARIES
 from model.attention import code
+
+KEPT = "code"
+"""The folder of a run with its own copy of the file and of the neighbours that it imports."""
 
 
 def run_code(name: str | None) -> str | None:
@@ -10,3 +21,26 @@ def run_code(name: str | None) -> str | None:
     Raises SettingsError for a file that cannot be run: see model/attention/code.py, which knows no tasks.
     """
     return code.run_code(name, VOCABULARIES)
+
+
+def keep_code(name: str | None, run: Path) -> None:
+    """Copy the file of code=NAME, which has run, and its neighbours to the folder of a run."""
+    if name is None:
+        return
+    files, _ = code.RAN[code.path_of(name)]
+    home = files[0].parent
+    kept = run / KEPT
+    if home == kept.resolve():  # the run goes on with its own copy
+        return
+    remove(kept)
+    for file in files:
+        copy = kept / file.relative_to(home)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+
+
+def find_code(name: str, run: Path) -> str:
+    """Return the path of a run's code=NAME, or of its copy if the file is no longer there."""
+    kept = run / KEPT / Path(name).name
+    is_gone = not code.path_of(name).is_file()
+    return seen_from_here(kept) if is_gone and kept.is_file() else name

@@ -133,6 +133,26 @@ def test_a_run_with_code_can_be_sampled_scored_and_resumed_with_the_same_file_al
     assert read_meta(tmp_path / "run/checkpoints/step_6").progress.finished
 
 
+def test_a_run_keeps_the_file_and_its_neighbours_and_names_its_copy_where_they_are_gone(own, tmp_path):
+    """A run whose file is gone could not be read any more."""
+    asked = [*tiny(tmp_path, max_steps=2), "attention=relu", "code=own.py", "run_dir=run"]
+    assert run_here(*asked, cwd=tmp_path).returncode == 0
+    kept = {file.name: file.read_bytes() for file in (tmp_path / "run/code").iterdir()}
+    assert kept == {file.name: file.read_bytes() for file in (own, tmp_path / "neighbour.py")}
+    wanted = read_summary(tmp_path / "run")
+    own.unlink()
+    forget()
+    without = conftest.run_here("sample.py", "checkpoint=run", cwd=tmp_path)
+    kept_code = re.search(r"as in (code=[^ ]+)\.$", without.stderr)[1]
+    assert kept_code == f"code={Path('run/code/own.py')}"
+    for command in (["sample.py", "checkpoint=run"], ["train.py", "resume=run", "max_steps=4"]):
+        done = conftest.run_here(*command, kept_code, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    # The run that went on with its own copy has it still, and the same hash.
+    assert {file.name: file.read_bytes() for file in (tmp_path / "run/code").iterdir()} == kept
+    assert read_summary(tmp_path / "run").code_hash == wanted.code_hash
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", ["own.py", "neighbour.py"])
 def test_a_changed_file_is_told_and_taken_only_with_allow_changes(own, tmp_path, changed):

@@ -41,7 +41,7 @@ from model.weights import load_weights, plain_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
 from runs.directory import lock_run, log_to, make_run_directory, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
-from runs.plugins import run_code
+from runs.plugins import keep_code, run_code
 from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import SEARCHED, OptimizerConfig, TrainConfig
 from training.device import (
@@ -504,7 +504,7 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> Saved | None:
 def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler, stack: ExitStack) -> None:
     """Give the run a new directory, or the checkpoint's without later files; write to it.
 
-    It gets the settings and the log, and stays locked until the stack is closed.
+    It gets the settings, a copy of the file of code=, and the log, and stays locked until the stack is closed.
     """
     directory = saved.path.parent.parent if saved else Path(run.config.run_dir or "outputs")
     with os_errors_named("resume" if saved else "run_dir", directory, "written", WRITABLE):
@@ -528,6 +528,7 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
             tell_edited(directory, flat(saved.meta.config), flat(asdict(run.config)))
         written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
         replace_text(directory / "config.yaml", written)
+        keep_code(run.config.code, directory)
         log_to(directory, log_handler, stack)
 
     # Tell where a resumed run goes on, and whether its results may differ.
