@@ -40,21 +40,25 @@ def has_field(names: Sequence[str], field: str) -> bool:
     return field in names or field.partition(".")[0] in names
 
 
-def text_fields(record: dict[str, Any]) -> list[str]:
-    """Return the names of the fields that hold text, those within objects with dots."""
+def text_fields(record: dict[str, Any], or_null: bool = False) -> list[str]:
+    """Return the names of the fields that hold text, those within objects with dots.
+
+    or_null: also those that are null, as a text of other records may be.
+    """
     names = []
     for name, value in record.items():
-        if isinstance(value, str):
+        if isinstance(value, str) or (or_null and value is None):
             names.append(name)
         elif isinstance(value, dict):
-            names += [f"{name}.{inner}" for inner in text_fields(value)]
+            names += [f"{name}.{inner}" for inner in text_fields(value, or_null)]
     return names
 
 
 def path_of(record: dict[str, Any], field: str) -> str:
     """Return the path of a record's field in jq: ."content"."text" for content.text."""
-    parts = [field] if field in record else field.split(".")
-    return "".join(f".{json.dumps(part)}" for part in parts)
+    outer, dot, inner = (field, "", "") if field in record else field.partition(".")
+    value = record.get(outer)
+    return f".{json.dumps(outer)}" + (path_of(value if isinstance(value, dict) else {}, inner) if dot else "")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Remedies for records without text: programs of jq that make it of other fields."""
 
 import json
+import re
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -11,6 +12,7 @@ from data.json_records import LARGEST_ARRAY, whole_number
 from data.opening import is_named, jq, opened_text
 
 MOST_JOINED = 3  # fields with text of a record for which a command joins them
+AN_ID = re.compile(r"(.*[._])?(uu)?id", re.IGNORECASE)  # the name of a field that no text needs: id, _id, page_id
 OF_CHATGPT = (
     ".mapping as $all | [.current_node | recurse($all[.].parent // empty) | $all[.].message"
     ' | select([.content.parts[]? | strings] | add + "" != "")'
@@ -44,11 +46,11 @@ def without_text(record: Record, field: str, format: str) -> DataError:
     remedy = f"choose one of {listed(names)}" if names else "choose another field"
     remedy += ", or data=text" * bool(format) + numbers
     # Such as a question and its answer: one alone would lose half of the text. Other records may have one that is null.
-    pair = [name for name, value in fields.items() if isinstance(value, str) or value is None]
-    if format in ("json", "jsonl") and len(names) > 1 and {*names} <= {*pair} and len(pair) <= MOST_JOINED:
-        paths = ", ".join(f".{json.dumps(name)}" for name in pair)
+    pair = [name for name in text_fields(fields, or_null=True) if not AN_ID.fullmatch(name)]
+    if format in ("json", "jsonl") and len({*pair} & {*names}) > 1 and len(pair) <= MOST_JOINED:
+        paths = ", ".join(path_of(fields, name) for name in pair)
         program = f'{each(format)}{{{json.dumps(field)}: [{paths}] | join("\\n")}}'
-        remedy += f"; {jq(source, program)} joins them"
+        remedy += f"; {jq(source, program)} joins {listed(pair)}"
     return DataError(fault, remedy, value=source)
 
 

@@ -471,6 +471,35 @@ def test_a_question_and_its_answer_are_joined_by_the_command_that_is_named(tmp_p
     assert read(tmp_path / "a.lines.jsonl")[0] == ["2 + 2?\n\n4", 'Say "hi"\nat once\nhi']
 
 
+PAIRS = {  # fields, those that are joined, and their text
+    "translation": ({"id": "7", "translation": {"en": "A cat.", "de": "Ein Kater."}}, "translation.en, translation.de"),
+    "deep": ({"a": {"b": {"en": "A cat.", "de": "Ein Kater."}}, "n": 7}, "a.b.en, a.b.de"),
+    "dots": ({"a": {"b.en": "A cat.", "b.de": "Ein Kater."}}, "a.b.en, a.b.de"),
+    "ids": ({"page_id": "x7", "UUID": "y8", "q": "A cat.", "a": "Ein Kater."}, "q, a"),
+    "beside": ({"q": "A cat.", "meta": {"id": "7", "a": "Ein Kater."}}, "q, meta.a"),
+}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+def test_texts_within_an_object_are_joined_by_the_command_that_is_named_and_ids_are_not(tmp_path, name, ending):
+    """The advice was to choose the text of one language; an id was joined to a text."""
+    record, names = PAIRS[name]
+    (tmp_path / f"a.{ending}").write_text(json.dumps([record] if ending == "json" else record))
+    with pytest.raises(DataError, match=rf" joins {re.escape(names)}\.$") as caught:
+        read(tmp_path / f"a.{ending}")
+    command = re.search(r"jq -c .*\.lines\.jsonl", caught.value.remedy)[0]
+    subprocess.run(["bash", "-c", command], check=True)
+    assert read(tmp_path / "a.lines.jsonl")[0] == ["A cat.\nEin Kater."]
+
+
+def test_an_id_beside_a_text_is_not_joined_to_it(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x7", "body": "one"}) + "\n")
+    with pytest.raises(DataError, match=r": choose one of id, body, or data=text\.$"):
+        read(tmp_path / "a.jsonl")
+
+
 @pytest.mark.parametrize("ending", ["json", "jsonl"])
 def test_numbers_become_texts_by_the_command_that_is_named_and_nan_stands_for_none(tmp_path, ending):
     records = [{"in": {"title": title}} for title in ("Emma", float("nan"), None, 1984, 2.5)]

@@ -557,6 +557,28 @@ def test_json_that_was_escaped_twice_is_told_and_the_command_of_the_page_mends_i
     assert read(source) == ["One.\nTwo"] and not source.note_lines()
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_the_command_of_the_page_joins_two_columns_of_a_table(tmp_path):
+    table = '\ufeffquestion,id,answer\r\n"Who is ""Tom, or Jerry""?",1,"One.\nTwo"\r\nété?,2,oui\r\n'
+    (tmp_path / "faq.csv").write_bytes(table.encode())
+    command = command_of_the_page("python -c 'import csv, json, sys", "> faq.jsonl")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    assert read(of_path(tmp_path / "faq.jsonl", "files")) == ['Who is "Tom, or Jerry"?\nOne.\nTwo', "été?\noui"]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.slow
+def test_the_command_of_the_page_joins_two_fields_of_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    pairs = [{"en": "A cat.", "de": "Ein Kater."}, {"en": None, "de": "Grün"}]
+    parquet.write_table(pyarrow.table({"id": ["7", "8"], "translation": pairs}), tmp_path / "pairs.parquet")
+    command = command_of_the_page("python -c 'import json\nfrom pyarrow", "> pairs.jsonl")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    assert read(of_path(tmp_path / "pairs.jsonl", "files")) == ["A cat.\nEin Kater.", "\nGrün"]
+
+
 @pytest.mark.parametrize(
     "text", ["the angle $\\nu$", 'print("a\\n")\nprint("b")', "AT&T; R&D &c.", "<p>a &amp; b</p>", "&hearts"]
 )
