@@ -72,4 +72,5 @@ def missing_field(source: str, field: str, names: Sequence[str], is_text: bool =
     is_text: whether data=text can read the file as it is.
     """
     remedy = f"choose one of {listed(names)}" if names else "write one"
-    return DataError(f"has no field data.text_field={field}", remedy + ", or data=text" * is_text, value=source)
+    remedy += ", or data=text" * is_text + "; docs/data.md joins several" * (len(names) > 1)
+    return DataError(f"has no field data.text_field={field}", remedy, value=source)

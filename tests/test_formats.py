@@ -317,7 +317,7 @@ def test_parquet_that_cannot_be_read_is_refused_with_its_column_and_without_a_ne
     file = write_parquet(tmp_path / "a.parquet", size=pa.array([1] * 5), words=pa.array([["a"]] * 5))
     whole = file.read_bytes()
     cases = {
-        "has no field data.text_field=body: choose one of text, size, words.": {"text_field": "body"},
+        "text_field=body: choose one of text, size, words; docs/data.md joins several.": {"text_field": "body"},
         f"data.path={file}: data.text_field=size is not text (int64): choose another column.": {"text_field": "size"},
         "data.text_field=words is not text (list<": {"text_field": "words"},
     }

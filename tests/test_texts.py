@@ -561,6 +561,8 @@ def test_json_that_was_escaped_twice_is_told_and_the_command_of_the_page_mends_i
 def test_the_command_of_the_page_joins_two_columns_of_a_table(tmp_path):
     table = '\ufeffquestion,id,answer\r\n"Who is ""Tom, or Jerry""?",1,"One.\nTwo"\r\nété?,2,oui\r\n'
     (tmp_path / "faq.csv").write_bytes(table.encode())
+    with pytest.raises(DataError, match="choose one of question, id, answer, or data=text; docs/data.md joins several"):
+        read(of_path(tmp_path / "faq.csv", "files"))
     command = command_of_the_page("python -c 'import csv, json, sys", "> faq.jsonl")
     subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
     assert read(of_path(tmp_path / "faq.jsonl", "files")) == ['Who is "Tom, or Jerry"?\nOne.\nTwo', "été?\noui"]
