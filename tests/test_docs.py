@@ -520,6 +520,7 @@ PREDICTED = {
     "variant on code (A)": ("code", "2"),
     "variant on prose (A)": ("prose", "2"),
     "variant on code (E)": ("code", "2"),
+    "variant of four layers (C)": ("code", "4"),
     "variant of eight layers (C)": ("code", "8"),
     "variant of four layers (D)": ("code", "4"),
 }
