@@ -1,6 +1,7 @@
 """Text to token ids by tiktoken Encodings, all with the special token <|endoftext|>."""
 
 import gzip
+import hashlib
 import json
 import logging
 import re
@@ -19,6 +20,13 @@ from common.files import read_foreign
 from data.config import TokenizerConfig
 
 END_OF_TEXT = "<|endoftext|>"
+_SERVER = "https://openaipublic.blob.core.windows.net"
+PUBLISHED = {
+    "gpt2": (f"{_SERVER}/gpt-2/encodings/main/vocab.bpe", f"{_SERVER}/gpt-2/encodings/main/encoder.json"),
+    "cl100k_base": (f"{_SERVER}/encodings/cl100k_base.tiktoken",),
+    "o200k_base": (f"{_SERVER}/encodings/o200k_base.tiktoken",),
+}
+"""The addresses from which tiktoken downloads the files of an encoding."""
 LONGEST = 1 << 18
 """Most characters of a piece: tiktoken's regex engine fails on a million spaces in a row."""
 UP_TO_LAST_WORD = re.compile(r"(?s).*\S(?= )")
@@ -50,8 +58,14 @@ def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tik
         return tiktoken.get_encoding(config.name)
     except Exception as error:  # of requests, the disk or a damaged download
         problem = f"tokenizer={config.name} could not be downloaded ({first_line(error)})"
-        remedy = "set TIKTOKEN_CACHE_DIR to a folder that has its files, or choose tokenizer=bpe, which needs none"
-        raise DataError(problem, remedy) from error
+        files = " ".join(f"-o FOLDER/{cached_name(address)} {address}" for address in PUBLISHED[config.name])
+        place = f"set TIKTOKEN_CACHE_DIR=FOLDER to a folder with its files, which curl -f --create-dirs {files} fetches"
+        raise DataError(problem, f"{place} on any machine; or choose tokenizer=bpe, which needs none") from error
+
+
+def cached_name(address: str) -> str:
+    """Return the name that the file of an address has in TIKTOKEN_CACHE_DIR."""
+    return hashlib.sha1(address.encode()).hexdigest()
 
 
 def train_bpe(training_text: Iterable[str], vocab_size: int, pattern: str = BPE_PATTERN) -> tiktoken.Encoding:

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import random
+import re
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -11,8 +12,10 @@ from unittest import mock
 import numpy as np
 import pytest
 import tiktoken
+import tiktoken.load
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiktoken_ext import openai_public
 
 from common.errors import DataError
 from data.config import TokenizerConfig
@@ -20,6 +23,7 @@ from data.tokenizer import (
     BPE_PATTERN,
     END_OF_TEXT,
     LONGEST,
+    PUBLISHED,
     encode_text,
     gzip_bits,
     make_tokenizer,
@@ -187,6 +191,21 @@ def test_without_network_a_published_encoding_is_refused_with_the_remedy(tmp_pat
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     with pytest.raises(DataError, match=r"tokenizer=gpt2 could.*https.*TIKTOKEN_CACHE_DIR.*tokenizer=bpe"):
         make_tokenizer(TokenizerConfig(name="gpt2"), [])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_remedy_fetches_the_files_that_tiktoken_asks_for_under_the_names_that_it_reads(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
+    monkeypatch.setattr("tiktoken.load.read_file", mock.Mock(side_effect=OSError("no network")))
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    with pytest.raises(DataError) as caught:
+        make_tokenizer(TokenizerConfig(name=name), [])
+    fetched = re.findall(r"-o FOLDER/(\w+) (https:\S+)", str(caught.value))
+    constants = getattr(openai_public, name).__code__.co_consts
+    assert [address for _, address in fetched] == [text for text in constants if str(text).startswith("https:")]
+    for file, address in fetched:
+        (tmp_path / file).write_text(address)
+        assert tiktoken.load.read_file_cached(address) == address.encode()
 
 
 def test_gzips_bits_are_those_of_the_documents_in_lines_for_each_byte_of_them():
