@@ -325,12 +325,21 @@ def test_where_torch_cannot_compile_it_says_so_once_but_not_of_a_cpu(monkeypatch
     for device, needed in (("cuda", "a C compiler and Triton"), ("cpu", r"a C\+\+ compiler")):
         with pytest.raises(SettingsError, match=rf"compile=on: torch cannot compile here.*: install {needed}, or set"):
             compiles(device, "on")
+    full = OSError(28, "No space left on device")
+    wrapped = RuntimeError(str(full))
+    wrapped.inner_exception = full
+    stance = RuntimeError("Detected recompile when torch.compile stance is 'fail_on_recompile'")
+    room = "let TMPDIR or TORCHINDUCTOR_CACHE_DIR name a folder with room"
+    for error, needed in {full: room, wrapped: room, stance: "train outside"}.items():
+        monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=error))
+        with pytest.raises(SettingsError, match=rf"compile=on: torch cannot compile here .*: {needed}.*compile=off"):
+            compiles("cpu", "on")
 
 
 def test_a_compiler_that_is_turned_off_is_told_to_those_who_ask_for_it(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)  # as with TORCH_COMPILE_DISABLE=1
     with pytest.raises(
-        SettingsError, match=r"compiler is turned off: unset TORCH_COMPILE_DISABLE .*, or set compile=off"
+        SettingsError, match=r"compiler is turned off: unset TORCH_COMPILE_DISABLE .*set_stance\(\), or set compile=off"
     ):
         compiles("cpu", "on")
     assert not compiles("cpu", steps=10**9) and not compiles("cpu", "off")
@@ -342,6 +351,21 @@ def test_torch_obeys_the_variables_that_turn_its_compiler_off(name):
     code = "import torch; from training.device import negated; print(torch.compile(negated)(torch.ones(1)))"
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | {name: "1"}, capture_output=True, text=True)
     assert "False" in done.stdout, done
+
+
+@pytest.mark.slow
+def test_a_stance_that_compiles_nothing_more_is_seen_in_a_later_run_of_a_process():
+    code = """
+import torch
+from functools import partial
+from training.device import can_compile
+torch.compile = partial(torch.compile, backend="eager")
+for stance in ("default", "eager_on_recompile", "default", "force_eager"):
+    with torch.compiler.set_stance(stance):
+        print(can_compile(torch.device("cpu"), is_required=False))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "True", "False"], done
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import psutil
@@ -200,19 +201,25 @@ def can_compile(device: torch.device, *, is_required: bool, warns: bool = True) 
     warns: whether to do so. Raises SettingsError instead if it `is_required`, by compile=on. torch then computes
     uncompiled without a word where a variable of the environment or torch.compiler.set_stance() turns its compiler off.
     """
+    outside = "train outside torch.compiler.set_stance()"
+    # Some stances use what an earlier run has compiled, so ask with a copy of the function that torch does not know.
+    unknown = FunctionType(negated.__code__.replace(), negated.__globals__)
     try:
-        _, is_compiled = torch.compile(negated)(torch.zeros(8, device=device))
+        _, is_compiled = torch.compile(unknown)(torch.zeros(8, device=device))
     except Exception as error:  # Triton, the C compiler and torch document no types
         problem = f"torch cannot compile here ({first_line(error)})"
-        needed = "a C++ compiler" if device.type == "cpu" else "a C compiler and Triton"
+        needed = "install a C++ compiler" if device.type == "cpu" else "install a C compiler and Triton"
+        if isinstance(getattr(error, "inner_exception", error), OSError):  # of its cache, perhaps in torch's own error
+            needed = "let TMPDIR or TORCHINDUCTOR_CACHE_DIR name a folder with room that you may write to"
+        if "torch.compile stance is" in problem:
+            needed = outside
         if is_required:
-            remedy = f"install {needed}, or set compile=off"
-            raise SettingsError(f"compile=on: {problem}", remedy) from None
+            raise SettingsError(f"compile=on: {problem}", f"{needed}, or set compile=off") from None
         if warns:
-            log.warning("%s: training goes on uncompiled, which is slower; install %s.", problem, needed)
+            log.warning("%s: training goes on uncompiled, which is slower; %s.", problem, needed)
         return False
     if is_required and not is_compiled:
-        remedy = "unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, or set compile=off"
+        remedy = f"unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE, {outside}, or set compile=off"
         raise SettingsError("compile=on: torch's compiler is turned off", remedy)
     return is_compiled
 
