@@ -28,6 +28,7 @@ from omegaconf.errors import (
     InterpolationKeyError,
     InterpolationResolutionError,
     OmegaConfBaseException,
+    ValidationError,
 )
 
 from cli.overrides import CONF, check_typed
@@ -296,6 +297,9 @@ def explain(error: BaseException) -> str | None:
                 return f"{mistake.full_key} has no effect here: add {asked}, or leave it out."
             if mistake.full_key in SETTINGS:
                 return str(empty_group(group.replace("/", ".")))
+            known = sorted(name for name in mistake.parent_node or () if name != "_target_")
+            if group.startswith("hydra/") and known:
+                return f"there is no setting {mistake.full_key}: {group.replace('/', '.')} has {', '.join(known)}."
             return f"there is no setting {mistake.full_key}: --cfg hydra shows those of Hydra."
         if isinstance(mistake, OmegaConfBaseException):
             place = mistake.full_key or "a value"
@@ -303,7 +307,12 @@ def explain(error: BaseException) -> str | None:
                 "${NAME} stands for the value of a setting, ${mul:A,B} for a product, ${floordiv:A,B} for a quotient, "
                 "${oc.env:NAME,DEFAULT} for a variable of the environment"
             )
+            if isinstance(mistake, ValidationError):  # a value of another type
+                is_none = "'None'" in str(mistake)
+                meaning = "leave it out, or type null for none" if is_none else "correct it, or leave it out"
             return f"{place} cannot be read ({first_line(mistake)}): {meaning}."
+    if isinstance(error, HydraException) and str(error).startswith("Ambiguous value"):  # after --cfg alone
+        return f"{str(error).split()[4]} has several values, and --cfg shows those of one job: type one of them."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None
 
 

@@ -30,9 +30,10 @@ def run_train_command() -> None:
 
 def start(arguments: list[str]) -> None:
     """Run what is typed after train.py: a run, a sweep, or --cfg."""
-    if (arguments[:1] == ["--cfg"] and arguments[1:2] in SHOWN) or arguments[:1] in COMPLETION:
+    asked = arguments[arguments.index("--cfg") + 1 :] if "--cfg" in arguments else []
+    if asked[:1] in SHOWN or arguments[:1] in COMPLETION:
         composition().register_schema({})
-        composition().call_hydra(arguments)
+        composition().call_hydra([argument for argument in arguments if argument not in SWEEP])
         return
     arguments, searched = take_folder(arguments)
     is_sweep = bool(set(SWEEP) & set(arguments))

@@ -229,9 +229,17 @@ def test_help_begins_with_what_the_command_does_under_python_oo_too():
     assert done.stdout.startswith("Measure how well a checkpoint predicts text:  python eval.py")
 
 
-def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_path):
-    shown = run_here("train.py", "--cfg", "job", "model=small", cwd=tmp_path)
+@pytest.mark.parametrize("typed", ["--cfg job model=small", "-m model=small --cfg job"])
+def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_path, typed):
+    shown = run_here("train.py", *typed.split(), cwd=tmp_path)
     assert shown.returncode == 0 and "n_embd: 512" in shown.stdout and not list(tmp_path.iterdir())
+
+
+def test_hydras_own_flag_shows_one_job_of_a_sweep(tmp_path):
+    refused = run_here("train.py", "-m", "seed=1,2", "--cfg", "job", cwd=tmp_path)
+    assert (
+        refused.stderr == "error: 'seed=1,2' has several values, and --cfg shows those of one job: type one of them.\n"
+    )
 
 
 @pytest.mark.parametrize(
