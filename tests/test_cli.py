@@ -1,5 +1,6 @@
 """The commands as processes: closed streams, Ctrl-C, terminals and help."""
 
+import ast
 import errno
 import json
 import logging
@@ -210,6 +211,24 @@ for mistake in {mistakes}:
     print('torch' in sys.modules)"""
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert re.fullmatch(r"(error: .*\n){3}", result.stderr) and result.stdout == "False\n" * 3
+
+
+@pytest.mark.parametrize("version", [(3, 9, 18), (3, 10, 13), (3, 11, 0)])
+def test_an_older_python_is_told_which_one_is_needed(version, monkeypatch):
+    monkeypatch.setattr("sys.version_info", version)
+    monkeypatch.setattr("sys.version", f"{'.'.join(map(str, version))} (main)")
+    with ExitStack() as stack:
+        if version < (3, 11):
+            asked = r"error: tinygpt needs Python 3\.11 or later, and this is 3\.\d+\.\d+: make a virtual environment"
+            stack.enter_context(pytest.raises(SystemExit, match=asked))
+        runpy.run_path(str(ROOT / "common/__init__.py"))
+
+
+def test_what_an_older_python_reads_before_it_is_refused_has_no_newer_grammar():
+    for file in ("sample.py", "eval.py", "export.py", "cli/__init__.py", "common/__init__.py"):
+        tree = ast.parse((ROOT / file).read_text(), feature_version=(3, 7))
+        first = next(node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+        assert ast.unparse(first) in ("import common", "import sys", "from cli.command import run_command")
 
 
 @pytest.mark.parametrize("script", COMMANDS)
