@@ -6,6 +6,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import time
@@ -31,8 +32,8 @@ LARGEST = 1 << 28
 def user_path(setting: str, path: str) -> Path:
     """Return the path that a setting gives, with ~ expanded; it need not exist.
 
-    Raises SettingsError if ~NAME is no user, for a drive of Windows elsewhere, or if the system refuses the path: a
-    name is too long, links form a loop, a folder on the way is closed.
+    Raises SettingsError if ~NAME is no user, for a drive of Windows elsewhere, for signs of a shell in a path that does
+    not exist, or if the system refuses the path: a name is too long, links form a loop, a folder on the way is closed.
     """
     drive, colon, below = str(path).partition(":")
     if os.name == "posix" and re.fullmatch("[A-Za-z]", drive) and colon and not os.path.lexists(path):
@@ -40,6 +41,10 @@ def user_path(setting: str, path: str) -> Path:
         rest = below.replace("\\", "/").lstrip("/") if re.match(r"[\\/]", below) else "…"
         remedy = f"in WSL write {setting}=/mnt/{drive.lower()}/{rest}"
         raise SettingsError("is on a drive of Windows", remedy, setting=setting, value=path)
+    plain = without_shell_signs(str(path))
+    if plain != str(path) and not os.path.lexists(path):
+        remedy = f"leave them out: {shlex.quote(f'{setting}={plain}')}"
+        raise SettingsError("has quotes or backslashes that are the shell's", remedy, setting=setting, value=path)
     try:
         place = Path(path).expanduser()
     except RuntimeError:
@@ -51,6 +56,16 @@ def user_path(setting: str, path: str) -> Path:
     with os_errors_named(setting, path, "used", "name another place"), suppress(FileNotFoundError, NotADirectoryError):
         place.stat()
     return place
+
+
+def without_shell_signs(path: str) -> str:
+    """Return a path without quotes around it, and without backslashes before blanks and signs.
+
+    A shell takes them; between other quotes, and in a file of settings, they are left.
+    """
+    quoted = re.fullmatch(r"""(["'])((?:(?!\1).)+)\1""", path)
+    inner = quoted[2] if quoted else path
+    return re.sub(r"\\(?=[ ()&'\"])", "", inner) if os.name == "posix" else inner
 
 
 def largest_file() -> float:

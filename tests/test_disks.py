@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -360,6 +361,26 @@ def test_a_drive_of_windows_is_named_where_there_is_none(typed, meant, tmp_path,
     Path(typed).mkdir(exist_ok=True)  # of an earlier version, which made such a folder
     assert user_path("run_dir", typed) == Path(typed)
     assert user_path("run_dir", "ab:c/d") == Path("ab:c/d")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="backslashes divide folders")
+@pytest.mark.parametrize(
+    "typed", [r"my\ notes.txt", '"my notes.txt"', "'a (1).txt'", r"a\ \(1\).txt", r"R\&D.txt", r"it\'s"]
+)
+def test_signs_that_a_shell_would_take_are_told_unless_a_file_has_them(typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (meant,) = shlex.split(typed)
+    with pytest.raises(SettingsError) as told:
+        user_path("data.path", typed)
+    (command,) = shlex.split(str(told.value).partition("leave them out: ")[2].removesuffix("."))
+    assert command == f"data.path={meant}" and user_path("data.path", meant) == Path(meant)
+    Path(typed).touch()
+    assert user_path("data.path", typed) == Path(typed)
+
+
+@pytest.mark.parametrize("path", ["it's", '"a" and "b"', r"a\b", "'", "it's a dog's.txt", '"a","b"'])
+def test_other_quotes_and_backslashes_are_of_the_name(path):
+    assert user_path("data.path", path) == Path(path)
 
 
 def test_a_closed_folder_above_a_file_is_no_failure(tmp_path, monkeypatch):
