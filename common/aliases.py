@@ -165,6 +165,14 @@ ALIASES = {
     "amp": "precision: auto takes bf16 or fp16 where they are fast",
     "torch_compile": "compile: auto, on or off",
     "accelerator": "device",
+    **dict.fromkeys(
+        ("threads", "num_threads", "n_threads", "nthreads", "cpu_threads", "torch_threads", "omp_num_threads"),
+        "device: on a CPU OMP_NUM_THREADS=2 before the command sets the threads",
+    ),
+    **dict.fromkeys(
+        ("workers", "num_workers", "n_workers", "dataloader_num_workers", "num_proc", "preprocessing_num_workers"),
+        "batch_size: its tokens are prepared once and then read without other processes",
+    ),
     "eval_iters": "eval_tokens: the targets that an evaluation scores",
     **dict.fromkeys(
         ("eval_at_start", "eval_on_start", "eval_first", "eval_before_training", "initial_validation"),

@@ -233,7 +233,7 @@ class TrainConfig:
     seed: int = 1
     """Seed of the initial weights, the order of the text and the dropout."""
     device: str = "auto"
-    """Device: auto, cpu, cuda, cuda:N or mps."""
+    """Device: auto, cpu, cuda, cuda:N or mps. The variable OMP_NUM_THREADS sets the threads of a CPU."""
     precision: str = "auto"
     """Precision of the forward pass: auto, fp32, bf16 or fp16. auto is bf16 on CUDA devices and
     processors that have it, fp16 on other CUDA devices, and fp32 elsewhere. bf16 and fp16 run under autocast, fp16 with
