@@ -700,12 +700,17 @@ def fingerprint(files: Files, *settings: str | None) -> str:
 
 
 def download_shakespeare(cache_dir: str) -> Path:
-    """Return the cached file; download and verify it first if it is missing.
+    """Return the cached file; download it first if it is missing.
 
-    Raises DataError if that fails.
+    Raises DataError if that fails, and for a file with another content: a person may have put it there.
     """
     path = user_path("data.cache_dir", cache_dir) / "tinyshakespeare.txt"
     if path.is_file():
+        with reading("data.cache_dir", cache_dir):
+            content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
+            problem = f"data=shakespeare: {path} has another sha256 than {SHAKESPEARE_URL}"
+            raise DataError(problem, f"remove it, or learn it as a text of your own by data.path={path}")
         return path
     # Verify the content before it takes its name: the cache has the whole file or none.
     try:

@@ -320,6 +320,18 @@ def test_what_is_not_shakespeare_is_refused_and_not_kept(tmp_path, monkeypatch, 
     assert not any(tmp_path.iterdir())
 
 
+def test_a_copy_that_is_not_shakespeare_is_refused_before_its_tokens_take_his_name(tmp_path, monkeypatch):
+    copy = tmp_path / "tinyshakespeare.txt"
+    for content in (b"<html>To be</html>", b"To be\r\n", b""):
+        copy.write_bytes(content)
+        with pytest.raises(
+            DataError, match=rf"{copy} has another sha256 than https.*: remove it, or .*data.path={copy}"
+        ):
+            shakespeare(tmp_path, monkeypatch, mock.Mock(side_effect=AssertionError))
+    copy.write_bytes(b"To be")
+    assert read(shakespeare(tmp_path, monkeypatch, mock.Mock(side_effect=AssertionError))) == ["To be"]
+
+
 # Datasets
 
 
