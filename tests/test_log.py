@@ -7,6 +7,8 @@ import logging
 import math
 import re
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -17,7 +19,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from test_resume import before_step, stopped
+from test_resume import ROOT, before_step, stopped
 from tqdm import tqdm
 
 import train as train_module
@@ -381,3 +383,17 @@ def test_bytes_are_advised_where_most_tokens_of_bpe_are_rare(train_config):
         bpe = SimpleNamespace(name="bpe", n_vocab=257)
         long = replace(data, tokenizer=bpe, train=run.data.train.repeat(150_000 // len(run.data.train) + 1))
         assert describe(run.config, long, run.model)[1].endswith(", bpe with 257 ids")
+
+
+@pytest.mark.slow
+def test_a_notebook_without_ipywidgets_is_not_asked_for_them():
+    code = """
+import sys, types
+sys.modules["ipykernel.zmqshell"] = types.ModuleType("ipykernel.zmqshell")
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: None)
+sys.modules["ipywidgets"] = None  # not installed
+import train
+assert "tqdm.auto" in sys.modules  # which would ask
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -4,11 +4,10 @@ import logging
 import math
 import statistics
 import time
+import warnings
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
-
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from common.console import Bar, progress_bar
 from common.text import command, hydra_quoted, plural
@@ -24,6 +23,9 @@ from training.device import peak_flops, peak_memory
 from training.evaluation import evaluation_tokens
 from training.logger import Logger
 from training.run import Run
+
+with warnings.catch_warnings(action="ignore"):  # in a notebook it asks for ipywidgets, which our bar does not use
+    from tqdm.contrib.logging import logging_redirect_tqdm
 
 log = logging.getLogger("tinygpt")
 
