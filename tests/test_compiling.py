@@ -68,6 +68,22 @@ for case in cases:
     except SettingsError as error:
         print(error)
 """
+# Runs of one process, each of another width: how many graphs does each compile?
+MANY = (
+    RUN.partition("for case in cases:")[0]
+    + """
+compile, failing = "on", "nothing"
+for width in range(8, 88, 8):
+    before = counter.frame_count
+    model = GPTConfig(n_layer=1, n_head=2, n_embd=width, block_size=8)
+    train(TrainConfig(
+        model=model, data=DataConfig(path=f"{folder}/text.txt", cache_dir=f"{folder}/cache"), precision="fp32",
+        tokenizer=TokenizerConfig(name="byte"), run_dir=f"{folder}/{width}", device="cpu", max_steps=2, batch_size=4,
+        eval_interval=2, compile="on", sample_tokens=0,
+    ))
+    print("frames", counter.frame_count - before)
+"""
+)
 # The loss in one graph, and the furthest that it and its gradients are from those of the logits.
 WHOLE = """
 import sys
@@ -181,3 +197,9 @@ def test_a_run_compiles_twice_without_breaks_whatever_its_form_and_depth_and_eva
 def test_model_and_loss_are_one_graph_for_those_who_compile_them_whole():
     forms = ["sdpa+gate", "index"]
     assert lines(WHOLE, *forms) == [f"{form} True True" for form in forms]
+
+
+@pytest.mark.slow
+def test_each_run_of_a_process_is_compiled_though_torch_keeps_eight(tmp_path):
+    found = [line for line in lines(MANY, str(tmp_path)) if line.startswith("frames")]
+    assert len(found) == 10 and "frames 0" not in found, found
