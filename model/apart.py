@@ -29,7 +29,7 @@ from model.gpt import GPT, Stream, check_targets
 from model.layers import LayerNorm, RMSNorm, upcast
 from model.loss import scored_places
 from model.modes import eval_mode, uncompiled_calls
-from model.surgery import embedded, one_module
+from model.surgery import embedded, one_module, uncompiled
 
 Result = Float[Tensor, "B T _"]
 Edit = Callable[[Result], Result]
@@ -76,7 +76,7 @@ def heads_of(attention: MultiHeadAttention) -> int:
     o_proj = getattr(attention, "o_proj", None)
     width = getattr(o_proj, "in_features", H * attention.head_dim)  # nn.Identity has none
     # A form that merges in another way may never call o_proj: its hook would then do nothing, and say nothing.
-    if o_proj is None or type(attention).merge is not MultiHeadAttention.merge or width % H:
+    if o_proj is None or type(uncompiled(attention)).merge is not MultiHeadAttention.merge or width % H:
         problem = f"attention={attention.form} of layer {attention.layer_idx} has no heads to take apart"
         raise SettingsError(problem, "choose a form whose results o_proj joins, such as sdpa or delta")
     return H

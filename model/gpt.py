@@ -32,7 +32,7 @@ from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 from model.recompute import recomputed
-from model.surgery import check_input, check_type, embedded, is_matrix, tie_again
+from model.surgery import check_input, check_type, embedded, is_matrix, rename_wrapped, tie_again
 
 Stream = Float[Tensor, "B T C"]
 
@@ -149,6 +149,7 @@ class GPT(nn.Module):
                 modifier.check_stack(self.attentions, config.attention)
         self.runtime = Runtime()
         self.initialize()
+        self.register_load_state_dict_pre_hook(rename_wrapped)
         if config.tie_embeddings:
             self.register_load_state_dict_post_hook(tie_again)
 

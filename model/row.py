@@ -44,7 +44,8 @@ Step = Callable[[Token], Token]
 AttentionStep = Callable[[Token, AttentionContext], Token]
 FIELDS = {"window", "scale"}
 """The fields of a call that an attention step serves: the cache is cut to the window."""
-OF_TORCH = vars(nn.Module()).keys()
+OF_TORCH = vars(nn.Module()).keys() - {"training", "_modules"}
+"""The attributes of torch's own that each module has, but its mode and its parts."""
 
 
 class DecodedModel:
@@ -69,9 +70,8 @@ class DecodedModel:
         self.attributes = [vars(module) for module in self.modules]
         self.parts = [module._modules for module in self.modules]
         self.weights = [module._parameters for module in self.modules]
-        # All attributes of a module but torch's own, and its mode.
-        names = [["training", "_modules", *(vars(module).keys() - OF_TORCH)] for module in self.modules]
-        self.getters = [itemgetter(*of_module) for of_module in names]
+        # A part that torch.compile() returned has no mode of its own.
+        self.getters = [itemgetter(*(vars(module).keys() - OF_TORCH)) for module in self.modules]
         self.state = self.current_state()
         self.weight = next(self.model.parameters())  # any one: all have its type and device
 

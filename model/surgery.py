@@ -61,6 +61,25 @@ def uncompiled(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a weight or module without the parts that torch.compile() puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Give weights that are loaded the names that they have in the model.
+
+    Those of a model that torch.compile() or DistributedDataParallel returned have more parts; so may those of this one.
+    """
+    names = model.state_dict().keys()
+    own = {plain_name(name): name for name in names}
+    for key in [key for key in weights if key.startswith(prefix)]:
+        name = key.removeprefix(prefix)
+        plain = plain_name(name).removeprefix("module.")
+        if name not in names and plain in own:
+            weights[prefix + own[plain]] = weights.pop(key)
+
+
 def tie_again(model: Any, keys: Any) -> None:
     """Tie lm_head to the embedding after weights were loaded.
 

@@ -18,16 +18,16 @@ from model.layers import LayerNorm, RMSNorm
 from model.ngrams import NGrams
 from model.rope import Pope
 from model.size import without_weights
-from model.surgery import uncompiled
+from model.surgery import plain_name, uncompiled
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:
     """Return the weights under their plain names, without an lm_head tied to the embedding.
 
-    model: also one that torch.compile() returned.
+    model: also one that torch.compile() returned, or with such blocks.
     """
     model = uncompiled(model)
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    weights = {plain_name(name): tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_embeddings:
         del weights["lm_head.weight"]
     return weights
@@ -46,7 +46,7 @@ def check_weights(model: GPT) -> None:
         raise SettingsError(problem, f"set model.config.n_layer = {len(model.blocks)}")
 
     # Names and shapes: those of a model that is built by the settings.
-    weights = model.state_dict()
+    weights = {plain_name(name): tensor for name, tensor in model.state_dict().items()}
     wanted = {name: (*tensor.shape,) for name, tensor in without_weights(config).state_dict().items()}
     given = {name: (*tensor.shape,) for name, tensor in weights.items()}
     changed = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
@@ -73,7 +73,7 @@ def check_choices(model: GPT, but: Container[str] = ()) -> None:
     A layer's scale has no setting: it may not be set by hand either. but: settings that a file takes from the layers.
     """
     model = uncompiled(model)
-    made = dict(model.named_modules())
+    made = {plain_name(name): module for name, module in model.named_modules()}
     for name, module in without_weights(model.config).named_modules():
         choices = _choices(made[name]) if name in made else {}
         for setting, choice in _choices(module).items():

@@ -476,14 +476,18 @@ def test_gradients_pass_through_edits(recomputes):
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.usefixtures("unchecked")
-def test_parts_of_a_compiled_model_are_off_too():
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_parts_of_a_compiled_model_are_off_too(is_replaced):
     model = random_gpt()
     own = model(TOKENS)
     with without(model, Part(0, 1)):
         wanted = model(TOKENS)
     weights = for_each_layer(model, TOKENS, lambda weights: weights)
     for block in model.blocks:
-        block.compile(backend="eager")
+        if is_replaced:
+            block.attention = torch.compile(block.attention, backend="eager")
+        else:
+            block.compile(backend="eager")
     close(model(TOKENS), own)
     close(for_each_layer(model, TOKENS, lambda weights: weights), weights)
     with without(model, Part(0, 1)):

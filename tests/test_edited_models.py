@@ -99,6 +99,65 @@ def test_a_compiled_model_is_written_as_the_model_that_it_is(tmp_path):
     close(from_huggingface(str(tmp_path / "theirs"))(tokens), model(tokens))
 
 
+def compile_parts(model):
+    """Put what torch.compile() returns in the place of a block, an attention, an MLP and the head."""
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    for parent, name in ((model.blocks[1], "attention"), (model.blocks[1], "mlp"), (model, "lm_head")):
+        setattr(parent, name, torch.compile(getattr(parent, name), backend="eager"))
+
+
+def test_a_model_with_compiled_parts_is_written_as_the_model_that_it_is(tmp_path):
+    model, tokens = random_gpt(), torch.randint(61, (2, 6))
+    logits = model(tokens)
+    compile_parts(model)
+    assert "blocks.1.mlp._orig_mod.down_proj.weight" in model.state_dict()
+    assert plain_weights(model).keys() == plain_weights(random_gpt()).keys()
+    to_huggingface(model, tmp_path / "theirs")
+    close(from_huggingface(str(tmp_path / "theirs"))(tokens), logits)
+    model.config.rope_theta = 5.0
+    with pytest.raises(SettingsError, match=r"blocks.0.attention was made with another"):
+        to_huggingface(model, tmp_path / "others")
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("options", [{}, {"strict": False}, {"assign": True}])
+def test_the_weights_of_a_wrapped_model_are_loaded(prefix, options):
+    """torch.compile() and DistributedDataParallel put these before each name."""
+    model, other, tokens = random_gpt(tie_embeddings=True), random_gpt(1, tie_embeddings=True), torch.arange(6)[None]
+    weights = {prefix + name: weight for name, weight in model.state_dict().items()}
+    assert not any(other.load_state_dict(weights, **options))
+    assert torch.equal(other(tokens), model(tokens)) and other.lm_head.weight is other.token_embedding.weight
+    assert next(iter(weights)).startswith(prefix)  # the caller's own dictionary stays
+
+    outer = nn.ModuleDict({"model": random_gpt(2, tie_embeddings=True)})  # such as a module for the loss
+    outer.load_state_dict({f"model.{name}": weight for name, weight in weights.items()})
+    assert torch.equal(outer["model"](tokens), model(tokens))
+
+
+def test_weights_are_loaded_into_compiled_parts_and_out_of_them():
+    model, other, third = random_gpt(), random_gpt(1), random_gpt(2)
+    compile_parts(other)
+    other.load_state_dict(model.state_dict())
+    third.load_state_dict(other.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), third.parameters(), strict=True))
+
+
+def test_a_wrapper_that_is_called_module_keeps_its_names():
+    """Two weights, one of which has the name of the other but for `module`."""
+
+    class Both(nn.Linear):
+        def __init__(self):
+            super().__init__(32, 61, bias=False)
+            self.module = nn.Linear(32, 61, bias=False)
+
+    model, other = random_gpt(), random_gpt(1)
+    model.lm_head, other.lm_head = Both(), Both()
+    other.load_state_dict(model.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "lm_head.module.weight"'):
+        random_gpt().load_state_dict(model.state_dict())
+
+
 def test_weights_that_layers_share_are_written_for_each(tmp_path):
     """safetensors refuses two names for one memory."""
     model, tokens = random_gpt(), torch.randint(61, (2, 6))

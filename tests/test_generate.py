@@ -521,6 +521,17 @@ def test_a_compiled_model_writes_what_the_model_writes(texts):
     ]
 
 
+@pytest.mark.parametrize("is_training", [False, True])
+def test_a_model_with_compiled_parts_writes_what_the_model_writes(is_training):
+    model = random_gpt(vocab_size=257, dropout=0.5).train(is_training)
+    wanted = "".join(generate_text(model, BYTE, "ab", max_new_tokens=5))
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    model.blocks[1].attention = torch.compile(model.blocks[1].attention, backend="eager")
+    with torch.compiler.set_stance("force_eager"):  # to trace them takes seconds
+        assert "".join(generate_text(model, BYTE, "ab", max_new_tokens=5)) == wanted
+    assert all(part.training == is_training for part in model.modules())
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_prompts_and_seeds_may_be_tensors_arrays_and_tuples():
     model, ids, params = random_gpt(vocab_size=257), encode_prompt(BYTE, "the fox"), SamplingParams(max_new_tokens=8)
