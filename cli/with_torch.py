@@ -64,8 +64,8 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
 
 def idle_model_settings(model: GPTConfig) -> dict[str, tuple[str, str]]:
     """Return the model's settings without effect, as TrainConfig.idle() does."""
-    # A choice of model= may set n_head, and position=learned is the GPT's, not the attention's.
-    used = {"n_head"} | ({"position"} if model.position != "alibi" else set())
+    # A choice of model= may set n_head, and position=learned is the GPT's, not the attention's; none asks for nothing.
+    used = {"n_head"} | ({"position"} if model.position in ("learned", "none") else set())
     idle = {f"model.{name}": ("attention", model.attention) for name in unused_settings(model) - used}
     return idle if model.ngrams else idle | {"model.ngram_rows": ("model.ngrams", "null")}
 

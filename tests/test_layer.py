@@ -393,6 +393,19 @@ def test_settings_that_change_nothing_are_known_and_change_nothing(form):
     )
 
 
+@pytest.mark.parametrize("attention", ["sdpa+nope", "wall", "linear", "average"])
+def test_a_layer_that_turns_nothing_computes_the_same_under_every_rotation(attention):
+    plain, x = layer(attention), torch.randn(1, 6, C)
+    for settings in ({"position": "pope"}, {"rope_theta": 5.0}, {"rope_fraction": 0.5}):
+        other = layer(attention, **settings)
+        other.load_state_dict(plain.state_dict())
+        assert torch.equal(other(x), plain(x))
+        assert settings.keys() <= unused_settings(AttentionConfig(attention=attention, **settings))
+    assert "position" not in unused_settings(AttentionConfig(attention="wall", position="alibi"))
+    mixed = unused_settings(AttentionConfig(attention="sdpa+nope/sdpa", position="pope"))
+    assert not mixed & {"position", "rope_theta"}
+
+
 @pytest.mark.parametrize("attention", [*STATES, "wall", "sdpa+key_offset", "sdpa+forget"])
 def test_what_sums_up_or_shifts_the_past_takes_starts_and_refuses_a_mask(attention):
     for call in (layer(attention), layer(attention).weights):  # F4

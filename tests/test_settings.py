@@ -346,6 +346,11 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "data.path=${HOME}/x +experiment=ladder": "many runs are asked for, and one would be made: add -m",
     "attention=matmul model.attention=loop": "attention=matmul and model.attention=loop are both given",
     "attention=mla model.qk_norm=false": "model.qk_norm=false has no effect with attention=mla: leave it",
+    **{
+        f"attention={form} model.position=pope": f"model.position=pope has no effect with attention={form}: leave it"
+        for form in ("average", "linear", "delta", "wall/short_conv", "sdpa+nope", "wall/sdpa+nope")
+    },
+    "attention=sdpa+nope model.rope_theta=5": "model.rope_theta=5 has no effect with attention=sdpa+nope: leave it",
     "data=recall data.path=x": "data.path=x has no effect with data=recall: leave it",
     "data=recall tokenizer=byte": "tokenizer=byte has no effect with data=recall: leave it",
     "data=copy data.task.items=9": "data.task.items=9 has no effect with data=copy: leave it",

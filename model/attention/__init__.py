@@ -46,7 +46,7 @@ from model.attention.context import AttentionContext
 from model.attention.forms import SOFTMAX
 from model.attention.layer import MultiHeadAttention
 from model.attention.registry import FORMS, MODIFIERS, SETTINGS, check_names
-from model.config import AttentionConfig
+from model.config import POSITION_SETTINGS, AttentionConfig
 
 __all__ = [
     "FORMS", "MODIFIERS", "SETTINGS", "SOFTMAX", "AttentionContext", "MultiHeadAttention", "check_names",
@@ -83,4 +83,12 @@ def make_attention(config: AttentionConfig, layer_idx: int = 0) -> MultiHeadAtte
 def unused_settings(config: AttentionConfig) -> set[str]:
     """Return the settings without effect in any layer of the pattern."""
     check_names(config.attention)
-    return set.intersection(*(set(layer_class(form).unused_settings) for form in config.forms))
+    unused = []
+    for name in config.attention.split("/"):
+        form, *changes = name.split("+")
+        unused.append(set(layer_class(form).unused_settings))
+        if "nope" in changes:
+            unused[-1] |= set(POSITION_SETTINGS)
+        if config.position == "pope" and "rope_theta" in unused[-1]:  # wall adds a bias by position, and turns nothing
+            unused[-1].add("position")
+    return set.intersection(*unused)
