@@ -81,10 +81,12 @@ def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str, *_: Any)
 
 
 def tie_again(model: Any, keys: Any) -> None:
-    """Tie lm_head to the embedding after weights were loaded.
+    """Tie lm_head to the embedding after weights were loaded, if the settings still say so.
 
     load_state_dict(assign=True) unties them: two equal weights, which would then be trained apart.
     """
+    if not model.config.tie_embeddings:
+        return
     embedding = getattr(model.token_embedding, "weight", None)  # a module around it may have none
     if embedding is None or type(model.lm_head) is not Linear or model.lm_head.weight is embedding:
         return

@@ -322,6 +322,19 @@ def test_a_tied_head_stays_tied_when_weights_are_assigned(inside):
     close(model(tokens), source(tokens))
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_head_that_begins_as_the_embedding_stays_its_own_when_weights_are_loaded(assign):
+    model, tokens = random_gpt(tie_embeddings=True), torch.arange(6)[None]
+    embedding, before = model.token_embedding.weight.clone(), model(tokens)
+    model.lm_head = copy.deepcopy(model.lm_head)
+    model.config.tie_embeddings = False
+    model.load_state_dict({name: weight.clone() for name, weight in model.state_dict().items()}, assign=assign)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    assert torch.equal(model.token_embedding.weight, embedding)
+    close(model(tokens), 2 * before)
+
+
 def test_a_head_that_was_untied_by_hand_is_not_dropped(tmp_path):
     model = random_gpt(tie_embeddings=True)
     model.lm_head.weight = nn.Parameter(torch.randn(61, 32))
