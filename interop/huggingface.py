@@ -521,9 +521,14 @@ def read_config(where: str) -> GPTConfig:
     """Return our settings for the config.json of one of TARGETS."""
     file = find_folder(where) / "config.json"
     with importing(where):
-        if not file.exists() and file.with_name("adapter_config.json").exists():
+        if file.with_name("adapter_config.json").exists():
+            problem = "is an adapter, such as LoRA's, not a model"
             remedy = "merge it into its model, with peft's merge_and_unload() and save_pretrained()"
-            raise HuggingFaceError("is an adapter, such as LoRA's, not a model", remedy, value=where)
+            if file.exists() and all(weights.exists() for weights in _files(file.parent)):
+                # transformers adds it to them, if peft is there.
+                problem = "has an adapter, such as LoRA's, beside its weights"
+                remedy += "; if they have it already, move adapter_config.json away"
+            raise HuggingFaceError(problem, remedy, value=where)
 
         if not file.exists():
             raise HuggingFaceError("has no config.json", f"give the folder {WRITTEN}", value=where)

@@ -358,10 +358,22 @@ def test_a_pipe_or_device_in_the_place_of_a_file_is_refused(name, odd, tmp_path)
         read_tokenizer_json(tmp_path)
 
 
-def test_a_folder_of_lora_weights_is_told_to_merge_them(tmp_path):
+def test_an_adapter_is_told_to_be_merged_alone_and_beside_the_files_of_its_model(tmp_path):
+    """transformers adds it to weights that are there, and a model without it is another."""
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(HuggingFaceError, match=r"is an adapter, such as LoRA's, not a model: merge it into its model"):
+    (tmp_path / "adapter_model.safetensors").touch()
+    alone = r"is an adapter, such as LoRA's, not a model: merge it into its model"
+    with pytest.raises(HuggingFaceError, match=alone):
         from_huggingface(str(tmp_path))
+    to_huggingface(random_gpt(), tmp_path)
+    with pytest.raises(HuggingFaceError, match=r"has an adapter, .* beside its weights: .* move adapter_config"):
+        from_huggingface(str(tmp_path))
+    (tmp_path / "model.safetensors").rename(tmp_path / "elsewhere")
+    with pytest.raises(HuggingFaceError, match=alone):
+        from_huggingface(str(tmp_path))
+    (tmp_path / "elsewhere").rename(tmp_path / "model.safetensors")
+    (tmp_path / "adapter_config.json").unlink()
+    from_huggingface(str(tmp_path))
 
 
 def test_the_hub_is_asked_once_for_a_model_and_what_it_does_not_have_is_refused_in_a_sentence(tmp_path, monkeypatch):
