@@ -150,8 +150,7 @@ class GPT(nn.Module):
         self.runtime = Runtime()
         self.initialize()
         self.register_load_state_dict_pre_hook(rename_wrapped)
-        if config.tie_embeddings:
-            self.register_load_state_dict_post_hook(tie_again)
+        self.register_load_state_dict_post_hook(tie_again)
 
     def forward(
         self,

@@ -322,6 +322,14 @@ def test_a_tied_head_stays_tied_when_weights_are_assigned(inside):
     close(model(tokens), source(tokens))
 
 
+def test_a_head_that_was_tied_by_hand_stays_tied_when_weights_are_assigned():
+    model = random_gpt()
+    model.lm_head.weight = model.token_embedding.weight
+    model.config.tie_embeddings = True
+    model.load_state_dict({name: weight.clone() for name, weight in model.state_dict().items()}, assign=True)
+    assert model.lm_head.weight is model.token_embedding.weight
+
+
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_head_that_begins_as_the_embedding_stays_its_own_when_weights_are_loaded(assign):
     model, tokens = random_gpt(tie_embeddings=True), torch.arange(6)[None]
