@@ -31,6 +31,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.rope import Rope
 from model.size import count_weights, without_weights
+from model.surgery import saved_name
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
 
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
@@ -391,7 +392,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
         files = _files(folder)
         _check_files(folder, files)
         for file in files:
-            weights |= load_file(regular(file))
+            weights |= {saved_name(name): tensor for name, tensor in load_file(regular(file)).items()}
         if not config.tie_embeddings and HEAD not in weights:
             fault = f"has no {HEAD}, which tie_word_embeddings=false in its config.json asks for"
             remedy = f"set tie_word_embeddings to true if it shares the embedding, or {ANOTHER}"
@@ -511,8 +512,8 @@ def _has_own_head(folder: Path, target: Target) -> bool:
         if not file.exists():
             return False
         with safe_open(regular(file), "pt") as opened:
-            names = set(opened.keys())
-            found |= {name: opened.get_tensor(name) for name in {HEAD, _stored(embedding, names)} & names}
+            names = {saved_name(name): name for name in set(opened.keys())}
+            found |= {name: opened.get_tensor(names[name]) for name in {HEAD, _stored(embedding, names)} & names.keys()}
     both = list(found.values())
     return len(both) == 2 and not torch.equal(*both)
 

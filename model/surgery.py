@@ -66,6 +66,11 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+def saved_name(name: str) -> str:
+    """Return the plain name of a saved weight, also of DistributedDataParallel."""
+    return plain_name(name).removeprefix("module.")
+
+
 def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Give weights that are loaded the names that they have in the model.
 
@@ -75,9 +80,8 @@ def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str, *_: Any)
     own = {plain_name(name): name for name in names}
     for key in [key for key in weights if key.startswith(prefix)]:
         name = key.removeprefix(prefix)
-        plain = plain_name(name).removeprefix("module.")
-        if name not in names and plain in own:
-            weights[prefix + own[plain]] = weights.pop(key)
+        if name not in names and saved_name(name) in own:
+            weights[prefix + own[saved_name(name)]] = weights.pop(key)
 
 
 def tie_again(model: Any, keys: Any) -> None:

@@ -358,6 +358,22 @@ def test_a_pipe_or_device_in_the_place_of_a_file_is_refused(name, odd, tmp_path)
         read_tokenizer_json(tmp_path)
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_folder_that_a_compiled_or_distributed_model_wrote_is_read(ties, prefix, tmp_path):
+    """transformers reads none of these names; a tied folder with a head of other numbers has that head, as there."""
+    model, tokens = random_gpt(tie_embeddings=ties), torch.randint(61, (2, 6))
+    to_huggingface(model, tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = {prefix + name: weight.clone() for name, weight in load_file(file).items()}
+    save_file(weights, file)
+    assert torch.equal(from_huggingface(str(tmp_path))(tokens), model(tokens))
+    if ties:
+        embedding = weights[f"{prefix}model.embed_tokens.weight"]
+        save_file(weights | {f"{prefix}lm_head.weight": 2 * embedding}, file)
+        torch.testing.assert_close(from_huggingface(str(tmp_path))(tokens), 2 * model(tokens))
+
+
 def test_an_adapter_is_told_to_be_merged_alone_and_beside_the_files_of_its_model(tmp_path):
     """transformers adds it to weights that are there, and a model without it is another."""
     (tmp_path / "adapter_config.json").write_text("{}")
