@@ -747,3 +747,12 @@ def test_somebodys_own_group_may_have_fields_of_any_type():
         size: int = 3
 
     assert Mine(table={"a": 1}, size=4, n_embd=32.0) == Mine(table={"a": 1}, size=4, n_embd=32)
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_the_mlp_of_a_preset_grows_with_its_width(preset):
+    """A Llama of width 96 had an MLP of 2,048, 21 times as wide."""
+    whole = composed(f"model={preset}").model
+    assert whole.inner == (2048 if preset == "llama" else whole.inner) and 2.6 < whole.inner / whole.n_embd <= 4
+    small = composed(f"model={preset}", "model.n_embd=96", "model.n_head=4").model
+    assert 2.6 < small.inner / 96 <= 4
