@@ -28,7 +28,7 @@ from tiktoken import Encoding
 from torch import Tensor
 
 from common.errors import PICKLED, CheckpointError, SettingsError, damage_named
-from common.files import pointed, reading, replace_text, replacing, user_path
+from common.files import is_locked, pointed, reading, replace_text, replacing, user_path
 from common.settings import build
 from common.text import command
 from data.tokenizer import read_tokenizer, save_tokenizer
@@ -340,7 +340,7 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
     say: logs the problem of a damaged one, and the name of the next.
     """
     if not checkpoints:
-        raise CheckpointError("there is no checkpoint yet", "wait for one, or start a new run")
+        raise CheckpointError("ended before its first checkpoint", "start a new run")
     for path, following in pairwise(checkpoints):
         try:
             return read(path)
@@ -369,8 +369,10 @@ def find_checkpoints(where: str | None) -> list[Path]:
         linked = [pointed(folder / name) for name in ("best", "last") if (folder / name).exists()]
         found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_by_step(folder))]
         if folder.is_dir() and not found:
-            fault = "has saved no checkpoint yet"
-            raise CheckpointError(fault, "wait for one, or give another run", setting="checkpoint", value=where)
+            fault, remedy = "has saved no checkpoint yet", "wait for one, or give another run"
+            if is_locked(path / ".lock") is False:
+                fault, remedy = "ended before its first checkpoint", "give another run"
+            raise CheckpointError(fault, remedy, setting="checkpoint", value=where)
     return list(dict.fromkeys(found)) or [pointed(path)]
 
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import common.files
 import runs.checkpoint as checkpoints
 from common.errors import CheckpointError, HuggingFaceError, SettingsError
+from common.files import locked
 from common.text import flat
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
@@ -42,7 +43,7 @@ from runs.checkpoint import (
     write_checkpoint,
 )
 from runs.checkpointer import AsyncCheckpointer, remove_old
-from runs.resume import settings_to_go_on
+from runs.resume import newest, settings_to_go_on
 from training.config import TrainConfig
 from training.pretrained import pretrained_config
 
@@ -156,11 +157,18 @@ def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monke
         "": "does not exist",
         "nowhere": "does not exist",
         str(tmp_path): "is not a checkpoint",
-        str(tmp_path / "outputs/begun/3"): "has saved no checkpoint yet: wait for one",
+        str(tmp_path / "outputs/begun/3"): "ended before its first checkpoint: give another run",
     }
     for where, said in nothings.items():
         with pytest.raises(CheckpointError, match=f"checkpoint={where} {said}"):
             open_checkpoint(where)
+    with (
+        locked(tmp_path / "outputs/begun/3/.lock"),
+        pytest.raises(CheckpointError, match="no checkpoint yet: wait for"),
+    ):
+        open_checkpoint(str(tmp_path / "outputs/begun/3"))  # which is still going on
+    with pytest.raises(CheckpointError, match="begun.3: ended before its first checkpoint: start a new run"):
+        newest(tmp_path / "outputs/begun/3", read_meta)
     monkeypatch.chdir(tmp_path / "outputs")
     with pytest.raises(CheckpointError, match=r"no run under outputs/ or multirun/: train one with `python .*, or"):
         find_checkpoints(None)
