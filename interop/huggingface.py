@@ -30,7 +30,7 @@ from model.attention.layer import NORM_EPS
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.rope import Rope
-from model.size import count_weights, without_weights
+from model.size import without_weights
 from model.surgery import saved_name
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
 
@@ -400,11 +400,9 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
 
         _check_layers(weights, config.n_layer, where)
 
-        # Count the weights first: building the shapes of a config.json with a billion layers would take forever.
-        held = sum(tensor.numel() for tensor in weights.values())
-        needed = count_weights(config)
-        if held < needed:
-            raise ValueError(f"it has {held:,} weights, where its config.json asks for {needed:,}")
+        # Building the shapes of a config.json with a billion layers would take forever.
+        if config.n_layer > len(weights):
+            raise ValueError(f"it has {len(weights):,} weights for the {config.n_layer:,} layers of its config.json")
 
         # Check their parts of each of our weights.
         model = without_weights(config)
@@ -422,9 +420,13 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
                 if weights[stored].dtype not in DTYPES:
                     dtype = str(weights[stored].dtype).removeprefix("torch.")
                     raise HuggingFaceError(f"has {stored} quantised, as {dtype}", f"{PLAIN}, or {ANOTHER}", value=where)
+                asked = _change_layout(theirs, tensor.new_empty(rows, *tensor.shape[1:]), model).shape
+                if weights[stored].shape != asked:
+                    held, wanted = (" × ".join(map(str, shape)) for shape in (weights[stored].shape, asked))
+                    fault = f"has {stored} of {held} numbers, where its config.json asks for {wanted}"
+                    remedy = f"put the config.json of these weights beside them, or {ANOTHER}"
+                    raise HuggingFaceError(fault, remedy, value=where)
                 part = _change_layout(theirs, weights[stored], model, back=True)
-                if part.shape != (rows, *tensor.shape[1:]):
-                    raise ValueError(f"{theirs} does not have the size that config.json says")
                 if not part.isfinite().all():
                     raise ValueError(f"its {theirs} is not finite")
                 ours.setdefault(name, []).append(part)

@@ -240,9 +240,10 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type=dynamic is not known"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "yarn with {'truncate': False}"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 2.0}}, "llama3 with {'low_freq"),
-        ({"head_dim": 16}, "cannot be read"),
-        ({"vocab_size": 62}, r"asks for .*\): copy or download it again, or"),
-        ({"vocab_size": 60}, "does not have the size"),
+        ({"head_dim": 16}, "has model.layers.0.self_attn.q_proj.weight of 32 × 32 numbers, where its config.json"),
+        ({"vocab_size": 62}, "of 61 × 32 numbers, .* asks for 62 × 32: put the config.json of these weights beside"),
+        ({"vocab_size": 60}, "has model.embed_tokens.weight of 61 × 32 numbers, .* asks for 60 × 32"),
+        ({"intermediate_size": 160}, "gate_proj.weight of .* × 32 numbers, where its config.json asks for 160 × 32"),
         ({"num_hidden_layers": 3}, "has 2 layers, and its config.json 3: set num_hidden_layers .* to 2 there"),
         ({"num_hidden_layers": 1}, "has 2 layers, and its config.json 1: set num_hidden_layers .* to 2 there"),
         ({"num_hidden_layers": 10**9}, "has 2 layers, and its config.json 1,000,000,000"),
@@ -269,6 +270,16 @@ def test_a_model_that_ours_cannot_express_or_that_is_damaged_is_refused_in_a_sen
     with pytest.raises(HuggingFaceError, match=message) as refused:
         from_huggingface(str(tmp_path))
     assert "\n" not in str(refused.value) and refused.value.remedy
+
+
+def test_a_file_without_layers_is_refused_at_once_whatever_its_config_json_says(tmp_path):
+    to_huggingface(random_gpt(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
+    outside = {name: each for name, each in load_file(tmp_path / "model.safetensors").items() if "layers" not in name}
+    save_file(outside, tmp_path / "model.safetensors")
+    with pytest.raises(HuggingFaceError, match="it has 3 weights for the 1,000,000,000 layers of its config.json"):
+        from_huggingface(str(tmp_path))
 
 
 @pytest.mark.parametrize(
