@@ -221,9 +221,11 @@ def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
     """Return the error for a name that is not among `names`, with the nearest of them."""
     # A command that reads a checkpoint takes its model as it is.
     meant = ALIASES.get(name.lower(), name)
-    if meant.startswith("model.") and not any(known.startswith("model") for known in names):
-        remedy = "the checkpoint has those of its model; docs/library.md changes one, such as block_size or rope_theta"
-        return SettingsError(f"there is no setting {name}", remedy)
+    if (meant == "attention" or meant.startswith("model.")) and not any(known.startswith("model") for known in names):
+        remedy = "docs/library.md changes one that shapes no weight, such as block_size or rope_theta"
+        if meant in ("attention", "model.n_kv_head"):
+            remedy = f"'python train.py init_from=RUN {meant}=…' trains one that begins with its weights, if they fit"
+        return SettingsError(f"there is no setting {name}", f"the checkpoint has those of its model; {remedy}")
     # Another trainer may call it so, perhaps in another group.
     for word in (name, name.rpartition(".")[2]):
         ours, _, difference = ALIASES.get(word.lower().replace("-", "_"), "").partition(": ")
