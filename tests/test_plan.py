@@ -246,6 +246,17 @@ def test_the_evaluations_of_a_plan_score_as_many_targets_as_those_of_the_run(
     assert int(evaluations) * float(each) == pytest.approx(sum(scored), rel=0.01)
 
 
+def test_a_plan_says_of_a_tied_model_which_of_its_weights_are_the_head(train_config, monkeypatch):
+    """Not the last of them, and not the positions, which are counted with the embedding."""
+    monkeypatch.setattr(plan, "predict_memory", lambda *given, **named: plan.Memory(1, 1, 1, 1, 1))
+    for tied, ending in ((True, "; lm_head is the embedding of the ids"), (False, "")):
+        model = replace(train_config.model, position="learned", tie_embeddings=tied)
+        report = plan_run(train_step, replace(train_config, model=model, plan=PlanConfig(device="h100")))
+        line = next(line for line in report.splitlines() if line.startswith("weights"))
+        assert f"embedding {257 * 32 + 16 * 32:,}, norms" in line and line.endswith(f", for 257 ids{ending}")
+        assert ("lm_head 8,224" in line) != tied
+
+
 def test_a_plan_for_a_gpu_says_if_its_evaluations_do_not_fit(train_config, monkeypatch):
     for evaluation, said in ((10**9, "fits"), (10**11, "does NOT fit 80 GB")):
         memory = plan.Memory(1, 1, 1, 1, evaluation)

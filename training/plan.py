@@ -205,7 +205,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     flops = flops_per_token(model)
     size = config.tokens_per_step
     parts = ", ".join(f"{kind} {count:,}" for kind, count in count_parameters(model).items() if count)
-    tied = ", which is lm_head too" if config.model.tie_embeddings else ""
+    tied = "; lm_head is the embedding of the ids" if config.model.tie_embeddings else ""
     if config.plan.device:
         price = on_gpu(train_step, config, flops, data)
     else:
@@ -213,7 +213,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
             price = here(train_step, config, device, flops, data)
     lines = [
         *describe(config, data, model),
-        f"weights   {parts}{tied}, for {config.model.vocab_size:,} ids",
+        f"weights   {parts}, for {config.model.vocab_size:,} ids{tied}",
         f"compute   {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
         f"cache     {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
         *price,
