@@ -126,6 +126,10 @@ ALIASES = {
         "freeze: a list of parts, such as '[token_embedding,blocks.0,blocks.1]'",
     ),
     **dict.fromkeys(
+        ("attn_only", "attention_only"),
+        "freeze: '[blocks.0.mlp,blocks.1.mlp]' leaves the MLPs at zero, where they begin",
+    ),
+    **dict.fromkeys(
         (
             *("max_grad_norm", "gradient_clip_val", "gradient_clipping", "gradient_clip", "clip_gradient_norm"),
             *("clip_grad", "clip_grad_norm", "grad_clip_norm", "grad_norm_clip"),

@@ -158,7 +158,8 @@ class GPTConfig(AttentionConfig):
     mlp: str = "swiglu"
     """The feed-forward network: swiglu, relu2, gelu or gelu_tanh.
     swiglu is by Shazeer (2020), relu2 by So et al. (2021), gelu by Hendrycks & Gimpel (2016). gelu_tanh is the
-    approximation that GPT-2 was trained with; on a CPU it takes six times as long."""
+    approximation that GPT-2 was trained with; on a CPU it takes six times as long. A model has one in each block;
+    docs/apart.md freezes them at zero, so that attention alone is left."""
     n_inner: int | None = None
     """Hidden width of the MLP; when null 4 × n_embd, or for swiglu about 8/3 × n_embd.
     swiglu's width is rounded up to a multiple of 64; its three matrices then hold about as many weights."""

@@ -291,6 +291,22 @@ def test_frozen_parts_stay_to_the_bit_and_the_others_get_the_gradients_that_they
         assert weights[1][name] == weights[0][name] or is_frozen[name]
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_frozen_mlps_of_a_new_model_leave_attention_alone(train_config, bias):
+    train_config.model.bias = bias
+    with open_run(replace(train_config, freeze=["blocks.0.mlp", "blocks.1.mlp"])) as run:
+        for step in range(3):
+            train_step(run, step)
+        model, tokens = run.model.eval(), torch.randint(257, (2, 16))
+    with torch.no_grad():
+        x = model.token_embedding(tokens)
+        for block in model.blocks:
+            x = x + block.attention(block.attention_norm(x))
+        torch.testing.assert_close(model(tokens), model.lm_head(model.final_norm(x)))
+        assert model(tokens).std() > 0.01
+        assert all(block.attention.o_proj.weight.any() for block in model.blocks)
+
+
 @pytest.mark.slow
 def test_a_frozen_run_resumes_to_its_bits_and_with_other_parts_only_if_that_is_allowed(other_text, tmp_path):
     config = replace(other_text, freeze=["blocks.0", "token_embedding"], max_steps=6, eval_interval=6)
