@@ -58,8 +58,14 @@ ALIASES = {
         ("split_digits", "individual_digits"), "tokenizer: byte has a token for each digit, bpe joins up to three"
     ),
     "vocab_source": "tokenizer",
-    # Model
-    "block_size": "model.block_size",
+    # Model; ours too, without their group, for the commands that do not have it
+    **{
+        name: f"model.{name}"
+        for name in (
+            *("n_layer", "n_embd", "n_head", "n_kv_head", "block_size"),
+            *("rope_theta", "attention_window", "qk_norm", "mlp", "dropout"),
+        )
+    },
     "seq_len": "model.block_size",
     "max_seq_len": "model.block_size",
     "max_seq_length": "model.block_size",

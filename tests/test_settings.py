@@ -429,14 +429,15 @@ def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_h
 
 
 @pytest.mark.parametrize(
-    "typed", ["model.rope_theta", "model.block_size", "context_length", "model.rope_scaling", "n_heads"]
+    "typed",
+    ["model.rope_theta", "model.block_size", "context_length", "model.rope_scaling", "n_heads", "n_layer", "mlp"],
 )
 def test_a_setting_of_the_model_is_the_checkpoints_where_one_is_read(typed):
     for script in ("sample.py", "eval.py", "export.py"):
         names = [name for name, *_ in settings_in(SCHEMAS[script])]
         said = str(unknown_setting(typed, names))
         assert said.startswith(f"there is no setting {typed}: the checkpoint has those of its model; docs/library.md")
-        for shapes, ours in {"attention": "attention", "num_key_value_heads": "model.n_kv_head"}.items():
+        for shapes, ours in {"attention": "attention", "n_kv_head": "model.n_kv_head"}.items():
             assert f"'python train.py init_from=RUN {ours}=…'" in str(unknown_setting(shapes, names))
     names = [name for name, *_ in settings_in(SCHEMAS["train.py"])]
     assert "checkpoint" not in str(unknown_setting("model.rope_thetas", names))
