@@ -7,7 +7,7 @@ after torch's (cli/with_torch.py).
 from types import ModuleType
 
 from cli.command import answer
-from cli.overrides import CONF, GROUPS, SWEEP, check_options, check_typed, take_folder
+from cli.overrides import CONF, GROUPS, SWEEP, check_options, check_typed, check_wandb_sweep, take_folder
 from common.settings import parse_overrides
 from training.config import TrainConfig
 
@@ -40,6 +40,7 @@ def start(arguments: list[str]) -> None:
     overrides = [argument for argument in arguments if argument not in SWEEP]
     typed = parse_overrides(overrides)
     check_typed(typed, is_sweep)
+    check_wandb_sweep(typed)
     check_options(typed)
     if is_sweep:
         composition().sweep([*searched, *overrides], typed)

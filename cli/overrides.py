@@ -1,5 +1,6 @@
 """The arguments of train.py, checked without Hydra: settings, groups of conf/, sweeps."""
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +10,15 @@ import yaml
 
 from common.errors import SettingsError, format_value
 from common.files import user_path
-from common.settings import NULLS, TEXT_KINDS, WANDB_SWEEP, read_value, setting_hints, unknown_setting
+from common.settings import (
+    NULLS,
+    TEXT_KINDS,
+    WANDB_COMMAND,
+    WANDB_SWEEP,
+    read_value,
+    setting_hints,
+    unknown_setting,
+)
 from common.text import flat, quote, seen_from_here
 from training.config import TrainConfig
 
@@ -131,6 +140,24 @@ def several_settings(group: str, value: str) -> SettingsError:
     else:
         remedy = f"type each setting as {group}.NAME=VALUE"
     return SettingsError(f"{group}={value} has settings in braces", remedy)
+
+
+def check_wandb_sweep(typed: dict[str, str]) -> None:
+    """Raise SettingsError unless the values that wandb's agent has chosen for a run are typed.
+
+    wandb shows them as the run's, also if the command in the sweep's YAML has no ${args_no_hyphens}.
+    """
+    file = Path(os.environ.get("WANDB_SWEEP_PARAM_PATH", ""))
+    if not (WANDB_SWEEP and file.is_file()):
+        return
+    hints = setting_hints(TrainConfig)
+    for name, chosen in yaml.safe_load(file.read_text(encoding="utf-8")).items():
+        if not isinstance(chosen, dict):  # the version of the file
+            continue
+        kind = hints.get(name, str)  # an option of a group is a text
+        value = str(chosen["value"])  # as the agent types it
+        if name not in typed or read_value(name, typed[name], kind) != read_value(name, value, kind):
+            raise SettingsError(f"{name}={value} is chosen by a sweep of wandb, and not typed", WANDB_COMMAND)
 
 
 def in_shell(variable: re.Match[str]) -> str:

@@ -25,6 +25,8 @@ TEXT_KINDS = (str, str | None, list[str], list[str] | None)
 NULLS = ("null", "None")  # None is Python's, which a sweep by wandb types
 WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ
 """Whether the agent of a sweep by wandb starts this command."""
+WANDB_COMMAND = """write command: ["${env}", python, "${program}", "${args_no_hyphens}"] in the sweep's YAML"""
+"""The remedy for a command that the agent types otherwise."""
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -63,7 +65,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
             if name in ("--local-rank", "--local_rank"):
                 remedy = "type torchrun in place of python -m torch.distributed.launch, which adds it"
             if WANDB_SWEEP and name.startswith("--"):  # as the agent types them by default
-                remedy = """write command: ["${env}", python, "${program}", "${args_no_hyphens}"] in the sweep's YAML"""
+                remedy = WANDB_COMMAND
             raise SettingsError(f"cannot read {argument!r}", remedy)
         if not value and name not in MAY_BE_EMPTY:
             raise SettingsError(f"{name}= is empty", "give it a value, or leave it out")

@@ -29,7 +29,7 @@ from cli.command import FIRST, answer, described, first_sentence, help_text, set
 from cli.composition import compose_settings, explain, to_settings
 from cli.composition import register_schema as register
 from cli.hydra_command import group_options
-from cli.overrides import CONF, GROUPS, SWEEP, check_typed
+from cli.overrides import CONF, GROUPS, SWEEP, check_typed, check_wandb_sweep
 from cli.with_torch import inherited_settings
 from common.aliases import ALIASES, OPTIONS
 from common.errors import SettingsError, format_value
@@ -488,7 +488,7 @@ def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed,
         from_arguments(SCHEMAS[script], typed.split())
 
 
-def test_what_the_agent_of_wandb_types_is_answered_with_lines_of_the_sweeps_file(monkeypatch):
+def test_what_the_agent_of_wandb_types_is_answered_with_lines_of_the_sweeps_file(monkeypatch, tmp_path):
     braces = "optimizer={'lr': 0.01, 'beta1': 0.8}"
     typed = {braces: "has settings in braces: type optimizer.lr=0.01 optimizer.beta1=0.8."}
     typed |= {
@@ -510,6 +510,21 @@ def test_what_the_agent_of_wandb_types_is_answered_with_lines_of_the_sweeps_file
     for one in (["--optimizer.lr=0.02"], ["--optimizer.lr", "0.02"]):
         with pytest.raises(SettingsError, match=re.escape(f"write {command} in the sweep's YAML.")):
             parse_overrides(one)
+    # A command without the arguments: the run would have its defaults, and wandb would show the chosen values.
+    chosen = tmp_path / "config.yaml"
+    monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(chosen))
+    parameters = {"optimizer.lr": 1e-3, "optimizer": "adamw", "compile": "on", "seed": 3, "model.n_kv_head": None}
+    written = {"wandb_version": 1} | {name: {"value": value} for name, value in parameters.items()}
+    chosen.write_text(json.dumps(written), encoding="utf-8")
+    agent = [f"{name}={value}" for name, value in parameters.items()]
+    check_wandb_sweep(parse_overrides([*agent, "max_steps=4"]))
+    check_wandb_sweep(parse_overrides([*agent, "optimizer.lr=.001"]))
+    for typed, missed in (([], agent[0]), (agent[:1], agent[1]), ([*agent, "seed=4"], "seed=3")):
+        said = f"{missed} is chosen by a sweep of wandb, and not typed: write {command} in the sweep's YAML."
+        with pytest.raises(SettingsError, match=f"^{re.escape(said)}$"):
+            check_wandb_sweep(parse_overrides(typed))
+    monkeypatch.setattr("cli.overrides.WANDB_SWEEP", False)
+    check_wandb_sweep({})
     monkeypatch.setattr("common.settings.WANDB_SWEEP", False)
     with pytest.raises(SettingsError, match="without dashes"):
         parse_overrides(["--optimizer.lr=0.02"])
