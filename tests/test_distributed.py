@@ -350,7 +350,7 @@ def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_f
 
 @pytest.mark.slow
 def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
-    said = "batch_size=7 is not a multiple of micro_batch_size=1 × 2, the number of processes: choose one that is."
+    said = "micro_batch_size=1 × 2, the number of processes, does not divide batch_size=7: choose one that does."
     with torchrun(tmp_path, text_file, "batch_size=7") as process:
         assert messages(process) == [f"error: {said}"]
 

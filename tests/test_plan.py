@@ -337,7 +337,7 @@ def test_a_plan_for_a_gpu_says_whether_it_fits_and_its_time(train_config):
     ("settings", "device", "named"),
     [
         ({}, "tpu", r"plan\.device=tpu is not known: choose one of t4, v100, a100"),
-        (dict(batch_size=24, micro_batch_size=7), "h100", "batch_size=24 is not a multiple of micro_batch_size=7"),
+        (dict(batch_size=24, micro_batch_size=7), "h100", "micro_batch_size=7 × 1, .* does not divide batch_size=24"),
     ],
     ids=str,
 )

@@ -558,7 +558,7 @@ def test_values_that_a_grid_cannot_take_are_refused_before_any_run(given, argume
         ("data.path=nowhere", "data.path=nowhere names no regular file"),
         ("data=recall data.task.items=8000", "data=recall with data.task.items=8000 cannot have"),
         ("schedule.warmup_steps=9 max_steps=7", "schedule.warmup_steps=9 is longer than the run of 7 steps"),
-        ("batch_size=9 micro_batch_size=4", "batch_size=9 is not a multiple"),
+        ("batch_size=9 micro_batch_size=4", "micro_batch_size=4 × 1, the number of processes, does not divide"),
         ("model.n_embd=99999999", "model.n_embd=99999999"),
     ],
 )
@@ -869,12 +869,14 @@ def test_a_value_that_no_job_can_compute_is_refused_before_any_run(value, tmp_pa
             ["attention=sdpa", "attention=mla model.latent_size=8", "attention=mla model.latent_size=16"],
         ),
         ("tokenizer=byte,bpe tokenizer.vocab_size=300", ["tokenizer=byte", "tokenizer=bpe tokenizer.vocab_size=300"]),
+        ("batch_size=4,32 micro_batch_size=16", ["batch_size=4", "batch_size=32 micro_batch_size=16"]),
     ],
 )
 def test_a_setting_of_some_values_alone_is_answered_with_variants_that_run(asked, variants, tmp_path, monkeypatch):
     said = refusal(*asked.split(), cwd=tmp_path)
     typed = shlex.split(said.partition(": type ")[2])[0]
-    assert json.loads(typed.removeprefix("hydra.sweeper.variants=")) == variants and " has no effect with " in said
+    assert json.loads(typed.removeprefix("hydra.sweeper.variants=")) == variants
+    assert " has no effect with " in said or " does not divide batch_size=4: " in said
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: "planned")
     result = run_here("-m", typed, "dry_run=true", cwd=tmp_path)
     assert result.stdout.count("\nplanned\n") == len(variants), result.stderr

@@ -318,6 +318,6 @@ def rank_batch_size(config: TrainConfig, processes: int) -> int:
     """Return the sequences of a step for each process; SettingsError for an uneven division."""
     size = config.micro_batch_size or 1
     if config.batch_size % (processes * size):
-        parts = f"micro_batch_size={size} × {processes}, the number of processes"
-        raise SettingsError(f"batch_size={config.batch_size} is not a multiple of {parts}", "choose one that is")
+        fault = f"× {processes}, the number of processes, does not divide batch_size={config.batch_size}"
+        raise SettingsError(fault, "choose one that does", setting="micro_batch_size", value=size)
     return config.batch_size // processes
