@@ -31,7 +31,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from cli.overrides import CONF, check_typed
+from cli.overrides import CONF, GROUPS, check_typed
 from common.aliases import OPTIONS
 from common.console import end_with_parent, show_log
 from common.errors import SettingsError, first_line
@@ -46,6 +46,12 @@ from training.config import TrainConfig
 log = logging.getLogger("tinygpt")
 PAIRS = """["model.n_embd=64 optimizer.lr=0.02","model.n_embd=128 optimizer.lr=0.01"]"""
 DRAWN = "hydra/sweeper=optuna draws values, as docs/sweeps.md shows"
+DEFAULTS = {
+    r"In '(.*)': Could not override '([^'@]*)": r"\1.yaml overrides \2, which is no group",
+    r"In '(.*)':? Could not find '([^']*)": r"\1.yaml has \2 in its defaults, which is no option",
+    r"Multiple values for ([^. ]*)\.": r"a file of settings has \1 once more in its defaults",
+}
+"""Hydra's errors of a defaults list as we say them."""
 OURS = "set for a launcher of tinygpt"  # the value of PYTHONSAFEPATH, which may be any text
 
 
@@ -311,6 +317,13 @@ def explain(error: BaseException) -> str | None:
                 is_none = "'None'" in str(mistake)
                 meaning = "leave it out, or type null for none" if is_none else "correct it, or leave it out"
             return f"{place} cannot be read ({first_line(mistake)}): {meaning}."
+    if isinstance(error, HydraException):
+        own = [group for group in GROUPS if group != "experiment"]
+        for said, meant in DEFAULTS.items():
+            found = re.match(said, str(error))
+            if found:
+                groups = ", ".join(f"/{group}" for group in [*own, "hydra/launcher", "hydra/sweeper"])
+                return f"{found.expand(meant)}: write - override /GROUP: OPTION, with one of {groups}."
     if isinstance(error, HydraException) and str(error).startswith("Ambiguous value"):  # after --cfg alone
         return f"{str(error).split()[4]} has several values, and --cfg shows those of one job: type one of them."
     return " ".join(str(error).split()) if isinstance(error, HydraException) else None

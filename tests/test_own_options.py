@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from cli.composition import compose_settings, explain, register_schema
@@ -134,6 +135,28 @@ def test_the_experiment_that_is_typed_is_looked_at(folder, monkeypatch):
     monkeypatch.setattr("cli.overrides.CONF", folder)
     with pytest.raises(SettingsError, match="seed: 010"):
         start(["experiment=small,odd", "-m"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    {
+        "override /hydra: some_config": "experiment/odd.yaml overrides hydra, which is no group",
+        "override hydra/launcher: joblib": "experiment/odd.yaml overrides experiment/hydra/launcher, which is no group",
+        "override optimizer: adamw": "experiment/odd.yaml overrides experiment/optimizer, which is no group",
+        "optimizer: adamw": "experiment/odd.yaml has experiment/optimizer/adamw in its defaults, which is no option",
+        "/optimizer: adamw": "a file of settings has optimizer once more in its defaults",
+    }.items(),
+)
+def test_a_default_that_is_no_override_of_a_group_is_answered_with_one(folder, line, said):
+    file = folder / "experiment/odd.yaml"
+    file.write_text(f"# @package _global_\ndefaults:\n  - {line}\nseed: 2\n")
+    with pytest.raises(HydraException) as raised:
+        composed(f"--config-dir={folder}", "experiment=odd")
+    answer = explain(raised.value)
+    assert answer.startswith(f"{said}: write - override /GROUP: OPTION, with one of /data, /model, /optimizer, ")
+    right = answer.split("write - ")[1].split(",")[0].replace("GROUP", "optimizer").replace("OPTION", "adamw")
+    file.write_text(f"# @package _global_\ndefaults:\n  - {right}\nseed: 2\n")
+    assert composed(f"--config-dir={folder}", "experiment=odd").optimizer.name == "adamw"
 
 
 @pytest.mark.parametrize("content", ["", "- a\n- b\n", "model:\n  n_layer: 1\n"])
