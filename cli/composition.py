@@ -317,6 +317,9 @@ def explain(error: BaseException) -> str | None:
                 is_none = "'None'" in str(mistake)
                 meaning = "leave it out, or type null for none" if is_none else "correct it, or leave it out"
             return f"{place} cannot be read ({first_line(mistake)}): {meaning}."
+    if type(error).__module__.startswith("sqlalchemy."):  # of Hydra's Optuna sweeper
+        remedy = "write sqlite:///FILE.db, in a folder that is there"
+        return f"hydra.sweeper.storage cannot be used ({first_line(error)}): {remedy}."
     if isinstance(error, HydraException):
         own = [group for group in GROUPS if group != "experiment"]
         for said, meant in DEFAULTS.items():

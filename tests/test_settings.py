@@ -488,6 +488,13 @@ def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed,
         from_arguments(SCHEMAS[script], typed.split())
 
 
+def test_a_storage_of_optuna_that_is_no_database_is_answered_with_one():
+    error = type("ArgumentError", (Exception,), {"__module__": "sqlalchemy.exc"})("Could not parse 'study.pkl'\nmore")
+    said = "hydra.sweeper.storage cannot be used (Could not parse 'study.pkl'): write sqlite:///FILE.db, in a folder"
+    assert explain(error) == f"{said} that is there."
+    assert explain(ValueError("of something else")) is None
+
+
 def test_what_the_agent_of_wandb_types_is_answered_with_lines_of_the_sweeps_file(monkeypatch, tmp_path):
     braces = "optimizer={'lr': 0.01, 'beta1': 0.8}"
     typed = {braces: "has settings in braces: type optimizer.lr=0.01 optimizer.beta1=0.8."}
