@@ -136,6 +136,8 @@ class Grid(Sweeper):
         configs = self.check_jobs(jobs)
         jobs = self.distinct(jobs, configs)
         self.refuse_other_code(configs)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"sweep     {plural(len(jobs), 'job')}", flush=True)
         with self.keeping_folder():
             results = self.launch(jobs, 0)
         failed = sum(result.status == JobStatus.FAILED for result in results)

@@ -595,6 +595,7 @@ def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_pat
     result = run_here("-m", *asked, cwd=tmp_path)
     reason = "model.n_head=8 does not divide model.n_embd=36: choose "
     assert result.stdout.startswith(f"1 of 4 jobs cannot run: {reason}") and result.stdout.count("\nn_embd=") == 3
+    assert "\nsweep     4 jobs\n" in result.stdout
     assert (
         result.stderr == "error: 1 of 4 jobs failed: the reasons are above.\n"
         and f"job 3 failed: {reason}" in result.stdout
