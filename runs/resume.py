@@ -13,6 +13,7 @@ from common.errors import CheckpointError, SettingsError, format_value, naming
 from common.files import UNFINISHED, is_locked, pointed, reading, remove, user_path
 from common.text import flat, hydra_quoted
 from runs.checkpoint import (
+    OPTIMIZER,
     TOKENIZER,
     WEIGHTS,
     Meta,
@@ -108,7 +109,7 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
     with reading("resume", where):
         if not (run / "checkpoints").is_dir():
             problem = f"resume={where} holds no run (no folder checkpoints)"
-            raise SettingsError(problem, way_back(run) or "give a run's directory, or auto")
+            raise SettingsError(problem, way_back(run) or way_on(run) or "give a run's directory, or auto")
     return run
 
 
@@ -126,6 +127,19 @@ def way_back(path: Path) -> str:
         away = f"(cd {shlex.quote(str(run))} && mkdir -p later && mv {' '.join(later)} later)"
         remedy += f", and from {step} after {away}"
     return remedy
+
+
+def way_on(path: Path) -> str:
+    """Return how a checkpoint that was taken out of its run goes on, "" if `path` is none."""
+    path = path.resolve()
+    if not (path / "meta.json").is_file():
+        return ""
+    if not (path / OPTIMIZER).is_file():
+        return f"{hydra_quoted('init_from', path)} begins a new run with its weights"
+    run = path.with_name(f"{path.name}-run")
+    step = run / "checkpoints" / f"step_{read_meta(path).progress.step}"
+    moved = f"mkdir -p {shlex.quote(str(step.parent))} && mv {shlex.quote(str(path))} {shlex.quote(str(step))}"
+    return f"{hydra_quoted('resume', run)} data.path=TEXT goes on from it after {moved}"
 
 
 def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:

@@ -166,6 +166,26 @@ def test_a_checkpoint_within_a_run_is_answered_with_the_way_back_to_it(config, t
 
 
 @pytest.mark.slow
+def test_a_checkpoint_taken_out_of_its_run_is_answered_with_a_run_that_goes_on(config, tmp_path):
+    config = replace(config, run_dir=str(tmp_path / "run"), checkpoint_interval=5, keep_checkpoints=9)
+    train(config)
+    taken = tmp_path / "of step 10"
+    shutil.move(tmp_path / "run/checkpoints/step_10", taken)
+    with pytest.raises(SettingsError, match=r"'resume=.*of step 10-run' data.path=TEXT goes on from it") as caught:
+        find_run(str(taken), None)
+    subprocess.run(["bash", "-c", caught.value.remedy.partition(" after ")[2]], check=True)
+    run = f"{taken}-run"
+    assert train(replace(config, run_dir=run, resume=run)) > 0
+    weights, others = (Path(folder, "checkpoints/last/model.safetensors") for folder in (run, config.run_dir))
+    assert weights.read_bytes() == others.read_bytes()
+
+    (Path(run) / "checkpoints/step_10/optimizer.safetensors").unlink()
+    taken = shutil.move(Path(run) / "checkpoints/step_10", tmp_path / "weights")
+    with pytest.raises(SettingsError, match=r"init_from=.*weights begins a new run with its weights\.$"):
+        find_run(str(taken), None)
+
+
+@pytest.mark.slow
 def test_a_run_stopped_at_its_last_step_is_finished_when_it_was_evaluated(config, tmp_path):
     config.run_dir = str(tmp_path / "outputs/run")
     again = stopped(config, config.max_steps - 1)
