@@ -16,6 +16,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
@@ -561,3 +562,22 @@ def test_a_loss_as_a_forward_pass_trains_every_weight_under_ddp(attention, tmp_p
         Ranks(launched=True).leave()
     for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
         assert mine.grad is not None and torch.allclose(mine.grad, other.grad, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_script_elsewhere_imports_the_clone_by_its_folder_and_nothing_that_is_installed(tmp_path):
+    clone = Path(check.__file__).parents[2]
+    script = tmp_path / "mine.py"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(lines: str) -> subprocess.CompletedProcess[str]:
+        script.write_text(lines, encoding="utf-8")
+        command = [sys.executable, str(script)]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    wanted = "import train\nfrom data.config import DataConfig\nprint(train.__file__)"
+    assert "No module named 'train'" in run(wanted).stderr
+    found = run(f"import sys; sys.path.append({str(clone)!r})\n{wanted}")
+    assert found.stdout == f"{clone / 'train.py'}\n", found.stderr
+    (tmp_path / "data.py").write_text("", encoding="utf-8")
+    assert "'data' is not a package" in run(script.read_text(encoding="utf-8")).stderr
