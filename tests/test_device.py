@@ -442,7 +442,7 @@ def test_a_loss_that_stays_at_chance_is_told(train_config, caplog, lr, told):
     caplog.set_level(logging.WARNING)
     rates = OptimizerConfig(lr=lr, embedding_lr=None, lm_head_lr=None)
     train(replace(train_config, optimizer=rates, sample_tokens=0))
-    remedy = f"lower optimizer.lr={lr:g}, or train longer"
+    remedy = f"raise optimizer.lr={lr:g}, or train longer"
     sentence = f"no better than chance, ln 257 = 5.5491: {remedy}"
     assert (sentence in caplog.messages) == told
 

@@ -399,12 +399,31 @@ def test_too_many_steps_in_a_row_end_the_run_and_nothing_is_saved_meanwhile(
     plant_nan(monkeypatch, range(5, 100), "gradient")
     in_a_row = 3 if checkpoint_interval == 4 else 4
     kept = r"; the latest weights are in .*checkpoints/step_4" if checkpoint_interval == 4 else ""
-    remedies = rf"lower optimizer\.lr=0\.02, or set grad_clip=1 or precision=fp32{kept}"
+    remedies = rf"lower optimizer\.lr=0\.02{kept}"  # grad_clip is 1, and precision fp32
     named = rf"in {in_a_row} steps in a row, first in step 6: {remedies}\.$"
     with pytest.raises(SettingsError, match=named):
         train(replace(config, checkpoint_interval=checkpoint_interval))
     saved = [path.name for path in Path(config.run_dir).glob("checkpoints/step_*")]
     assert saved == ["step_4"] * (checkpoint_interval == 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "remedies"),
+    [
+        ({"optimizer": OptimizerConfig(embedding_lr=3.0)}, "lower optimizer.embedding_lr=3"),
+        ({"optimizer": OptimizerConfig(lr=1.0, lm_head_lr=9.0)}, "lower optimizer.lr=1 and optimizer.lm_head_lr=9"),
+        ({"optimizer": OptimizerConfig(name="adamw", lr=0.001, embedding_lr=None)}, "lower optimizer.lr=0.001"),
+        ({"grad_clip": 0.0}, "lower optimizer.lr=0.02, or set grad_clip=1"),
+        ({"grad_clip": 5.0, "precision": "bf16"}, "lower optimizer.lr=0.02, or set grad_clip=1 or precision=fp32"),
+        ({"grad_clip": 0.5}, "lower optimizer.lr=0.02"),
+    ],
+)
+def test_a_run_that_diverged_names_the_remedies_that_would_change_it(train_config, monkeypatch, changed, remedies):
+    plant_nan(monkeypatch, range(100), "loss")
+    with pytest.raises(SettingsError) as raised:
+        train(replace(train_config, max_skipped_steps=2, sample_tokens=0, **changed))
+    assert raised.value.remedy == remedies
 
 
 @pytest.mark.slow

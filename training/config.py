@@ -91,6 +91,18 @@ class OptimizerConfig:
             fraction(f"optimizer.{name}", getattr(self, name), below=1)
         at_least("optimizer.weight_decay", self.weight_decay, 0.0)
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """The rates that are set, by name."""
+        rates = {"lr": self.lr, "embedding_lr": self.embedding_lr, "lm_head_lr": self.lm_head_lr}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+    def suspects(self) -> str:
+        """Return the rates above their defaults as they are typed, or lr if none is."""
+        usual = OptimizerConfig().rates
+        high = [name for name, rate in self.rates.items() if rate > usual[name]]
+        return " and ".join(f"optimizer.{name}={self.rates[name]:g}" for name in high or ["lr"])
+
 
 @dataclass(kw_only=True)
 class ScheduleConfig:

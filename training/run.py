@@ -256,8 +256,11 @@ class Run:
         else:
             return
 
-        # Name the remedies, and the latest checkpoint.
-        remedy = f"lower optimizer.lr={config.optimizer.lr}, or set grad_clip=1 or precision=fp32"
+        # Name the remedies that would change something, and the latest checkpoint.
+        safer = {"grad_clip=1": not 0 < config.grad_clip <= 1, "precision=fp32": self.dtype != torch.float32}
+        remedy = f"lower {config.optimizer.suspects()}"
+        if any(safer.values()):
+            remedy += f", or set {' or '.join(filter(safer.get, safer))}"
         self.checkpointer.wait()
         last = self.checkpointer.last()
         raise SettingsError(problem, f"{remedy}; the latest weights are in {last}" if last else remedy)

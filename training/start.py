@@ -208,9 +208,8 @@ def tell_rates(optimizer: OptimizerConfig) -> None:
     That is the rate of the matrices, if it alone is a tenth of the usual one or less.
     """
     usual = OptimizerConfig()
-    rates = {name: getattr(usual, name) for name in ("lr", "embedding_lr", "lm_head_lr")}
-    if optimizer.name != usual.name and rates == {name: getattr(optimizer, name) for name in rates}:
-        kept = ", ".join(f"{name}={rate:g}" for name, rate in rates.items())
+    if optimizer.name != usual.name and optimizer.rates == usual.rates:
+        kept = ", ".join(f"{name}={rate:g}" for name, rate in usual.rates.items())
         fact = f"optimizer.name={optimizer.name} alone keeps the rates for {usual.name} ({kept})"
         log.warning("%s: optimizer=%s sets those for %s.", fact, optimizer.name, optimizer.name)
     left = []

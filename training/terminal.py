@@ -154,9 +154,11 @@ class Terminal(Logger):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
             passes = epochs(config, data, progress.step)
         chance = math.log(data.vocab_size)
-        slower = f"lower optimizer.lr={config.optimizer.lr:g}"
+        slower = f"lower {config.optimizer.suspects()}"
         if progress.step and best > chance - 0.01:
-            remedy = by_heart(config) if passes > EPOCHS else f"{slower}, or train longer"
+            is_slow = max(config.optimizer.rates.values()) < 1e-5
+            rates = f"raise {config.optimizer.suspects()}" if is_slow else slower
+            remedy = by_heart(config) if passes > EPOCHS else f"{rates}, or train longer"
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
         elif passes and progress.metrics.get("val_loss", best) > 1.02 * best:
             remedy = by_heart(config) if passes > 1 else f"Every token was new: {slower}"
