@@ -231,6 +231,8 @@ class Source:
         self._note_format(file)
         # Read it: a text by its separators, records by the field of the text.
         if format == "text":
+            if self.config.source == "files" and len(self.files) == 1:
+                refuse_list(file, self.setting)
             if damage:
                 self._note_replaced(damage.broken, f"{file} {damage.place}")
             has_text = False
@@ -495,6 +497,33 @@ def _parts(blocks: Iterable[str], separator: str, on_separator: Callable[[], Non
     yield pending
 
 
+def refuse_list(file: str, setting: str) -> None:
+    """Raise DataError if each line of a text names a file.
+
+    It is seen from here, or from the folder of the text.
+    """
+    with opened_text(file) as stream:
+        names = [line.rstrip("\n") for line in islice(stream, 100)]
+    for folder in ("", str(Path(file).parent)):
+        if names and are_files(folder, names):
+            new = unused_folder()
+            packed = shlex.join(["tar", "cf", "-", *(["-C", folder] if folder else []), "-T", file])
+            remedy = f"mkdir {new} && {packed} | tar xf - -C {new} makes a folder of them: then set {setting}={new}"
+            raise DataError("is a list of files", f"{remedy}; data=text reads the list itself", value=file)
+
+
+def are_files(folder: str, names: Iterable[str]) -> bool:
+    """Return whether all names are those of files in a folder."""
+    with suppress(OSError, ValueError):  # a line may be longer than a name may be
+        return all(Path(folder, name).is_file() for name in names)
+    return False
+
+
+def unused_folder() -> str:
+    """Return a name for a folder of texts that is not there yet: texts, texts2, texts3, ..."""
+    return next(name for name in chain(["texts"], map("texts{}".format, count(2))) if not Path(name).exists())
+
+
 def has_signs_of_html(text: str) -> bool:
     """Return whether a text has HTML's &amp; or its like, and is neither HTML nor code of it."""
     return "<" not in text and SIGN_OF_HTML.search(text) is not None
@@ -587,7 +616,7 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
             if path.startswith("http"):
                 remedy = f"curl -LO {shlex.quote(path)} downloads it; then give the file"
         elif len(several) > 1 and all(part and user_path(setting, part).exists() for part in several):
-            folder = next(name for name in chain(["texts"], map("texts{}".format, count(2))) if not Path(name).exists())
+            folder = unused_folder()
             names = [Path(part).name for part in several]
             copied = f"mkdir {folder} && cp -r {shlex.join(several)} {folder}/"
             if len({*names}) < len(names):  # such as train.txt of two folders

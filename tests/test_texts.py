@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from common.errors import DataError, SettingsError
 from data import texts
 from data.config import WITH_PATH, DataConfig, TaskConfig, TokenizerConfig
-from data.texts import LEFT_OUT, Source, divided, find_files, splits_apart
+from data.texts import LEFT_OUT, Source, are_files, divided, find_files, splits_apart
 from data.tokenizer import END_OF_TEXT, LONGEST
 from sweeps.leaderboard import write_leaderboard
 from train import train
@@ -454,6 +454,29 @@ def test_several_paths_and_an_address_are_refused_with_what_to_type(tmp_path, mo
         Source(DataConfig(path="https://a.b/c.txt?d&e"))
     with pytest.raises(DataError, match="give a file, a folder"):
         Source(DataConfig(path="a.txt,none.txt"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a command of the shell")
+@pytest.mark.parametrize(("folder", "setting"), [("", "path"), ("reads", "path"), ("", "val_path")])
+def test_a_list_of_files_is_no_text_and_the_command_makes_a_folder_of_them(tmp_path, monkeypatch, folder, setting):
+    """As a tool reads it that takes several packed files; data=text reads the list."""
+    monkeypatch.chdir(tmp_path)
+    Path("reads").mkdir()
+    for name in "ab":
+        Path(f"reads/{name}.gz").write_bytes(gzip.compress(f"text of {name}".encode()))
+    names = [str(Path("reads", f"{name}.gz").relative_to(folder)) for name in "ab"]
+    listed = Path(folder, "list of files")
+    listed.write_text("\n".join(names))
+    with pytest.raises(DataError, match="is a list of files: ") as caught:
+        read(Source(DataConfig(path=str(listed)), f"data.{setting}"))
+    command, typed = re.match("(.*) makes a folder of them: then set (.*);", caught.value.remedy).groups()
+    subprocess.run(command, shell=True, check=True, capture_output=True)
+    assert typed == f"data.{setting}=texts"
+    assert read(of_path("texts", "files")) == ["text of a", "text of b"]
+    assert read(of_path(listed, "text")) == ["\n".join(names)]
+    for line in ("a word", "a" * 9999, "\0"):
+        listed.write_text("\n".join([line, *names]))
+        assert not are_files("", listed.read_text().split("\n"))
 
 
 # {the files of a data set: those that data.path and data.val_path name, or none}.
