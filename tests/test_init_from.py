@@ -1,6 +1,7 @@
 """Fine-tuning: a new run that begins with another's weights, shape and tokenizer."""
 
 import json
+import logging
 import re
 import shutil
 from dataclasses import replace
@@ -17,7 +18,7 @@ from data.tokenizer import make_tokenizer
 from model.attention import FORMS
 from model.attention.contract import from_weights
 from model.size import count_parameters
-from runs.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
+from runs.checkpoint import Progress, load_checkpoint, open_checkpoint, save_checkpoint
 from train import train, train_step
 from training.config import TrainConfig
 from training.plan import plan_run
@@ -72,6 +73,29 @@ def test_fine_tuning_leaves_its_source_as_it_was_and_can_be_resumed(pretrained, 
     stopped(replace(again, init_from=pretrained), 13)
     train(replace(again, resume=again.run_dir))
     assert_same_run(whole.run_dir, again.run_dir)
+
+
+@pytest.mark.slow
+def test_a_run_says_whose_weights_it_begins_with_and_one_that_resumes_does_not(
+    pretrained, other_text, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO)
+    source = open_checkpoint(pretrained)
+    step = tmp_path / "step"
+    save_checkpoint(
+        step, model=source.model, tokenizer=source.tokenizer, config=source.meta.config, progress=Progress(step=1234)
+    )
+    for where, said in ((pretrained, ""), (str(step), ", step 1,234")):
+        caplog.clear()
+        with open_run(replace(other_text, init_from=where, run_dir=str(tmp_path / f"run{said}"))):
+            pass
+        assert f"weights   begin as those of {where}{said}" in caplog.messages
+    again = replace(other_text, run_dir=str(tmp_path / "again"))
+    stopped(replace(again, init_from=pretrained), 3)
+    caplog.clear()
+    with open_run(replace(again, resume=again.run_dir)):
+        pass
+    assert "weights   " not in caplog.text
 
 
 def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):

@@ -17,7 +17,7 @@ from model.attention import SETTINGS, MultiHeadAttention, layer_class
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.weights import load_weights, plain_weights
-from runs.checkpoint import find_checkpoints, first_intact, open_checkpoint, read_meta, read_settings
+from runs.checkpoint import Meta, find_checkpoints, first_intact, open_checkpoint, read_meta, read_settings
 from runs.resume import WITHOUT_WEIGHTS
 from training.config import TrainConfig
 
@@ -62,12 +62,12 @@ def pretrained_config(where: str) -> GPTConfig:
         return first_intact(find_checkpoints(where), read_settings)
 
 
-def pretrained_text(where: str | None) -> str:
-    """Return the fingerprint of the tokens that init_from's model has learned; "" for others'."""
+def pretrained_meta(where: str | None) -> Meta | None:
+    """Return what init_from's checkpoint says of itself; None for others' models."""
     if not where or name_of_theirs(where):
-        return ""
+        return None
     with naming("init_from", where):
-        return first_intact(find_checkpoints(where), read_meta, lambda problem: None).data  # told as it was opened
+        return first_intact(find_checkpoints(where), read_meta, lambda problem: None)  # told as it was opened
 
 
 def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:

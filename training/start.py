@@ -58,7 +58,7 @@ from training.evaluation import first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, process_kept, seed_generators
 from training.optimizer import load_optimizer_state, optimizer_state
-from training.pretrained import open_pretrained, pretrained_text
+from training.pretrained import open_pretrained, pretrained_meta
 from training.run import Run, rank_batch_size, steps_to_take
 from training.threads import is_fork, threads_of_run
 from training.wandb import check_key
@@ -146,8 +146,9 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
             # The text has changed, as it may with allow_changes=true. The weights know the tokens of the old one.
             encoding = read_tokenizer(saved.path / TOKENIZER)
             data = open_data(config, encoding, prepares=ranks.local_rank == 0)
+    before = saved.meta if saved else pretrained_meta(config.init_from)
     if ranks.is_first:
-        tell_learned(config, data, saved.meta.data if saved else pretrained_text(config.init_from))
+        tell_learned(config, data, before.data if before else "")
     config = with_vocabulary(config, data.vocab_size)
     refuse_too_large(config, device, ranks)
 
@@ -159,6 +160,9 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         model = with_recompute(GPT(config.model).to(device), config)
         if ranks.is_first:
             copy_pretrained(model)
+        if config.init_from and not saved:
+            step = f", step {before.progress.step:,}" if before and before.progress.step else ""
+            log.info("weights   begin as those of %s%s", config.init_from, step)
         if saved and ranks.is_first:
             with readable(saved.path):
                 load_weights(model, load_file(saved.path / WEIGHTS))
