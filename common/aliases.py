@@ -155,6 +155,31 @@ ALIASES = {
         "model.dropout: 0.1 or 0.2 where a small text is learned by heart; there is no label smoothing",
     ),
     **dict.fromkeys(
+        (
+            *("dropout_rate", "drop_rate", "dropout_prob", "resid_dropout", "resid_pdrop", "embd_pdrop"),
+            *("hidden_dropout", "hidden_dropout_prob", "embedding_dropout"),
+        ),
+        "model.dropout",
+    ),
+    **dict.fromkeys(
+        ("attn_dropout", "attn_pdrop", "attention_dropout_prob", "attention_probs_dropout_prob"),
+        "model.attention_dropout",
+    ),
+    **dict.fromkeys(("muon_momentum", "nesterov"), "optimizer.momentum: Muon's, which is Nesterov's"),
+    **dict.fromkeys(
+        ("ns_steps", "ns_coefficients", "newton_schulz_steps"),
+        "optimizer: Muon orthogonalises in four steps of Polar Express, always",
+    ),
+    **dict.fromkeys(
+        ("adjust_lr_fn", "match_rms_adamw", "muon_lr", "lr_muon"),
+        "optimizer.lr: that of Muon; docs/training.md says how its steps compare to AdamW's",
+    ),
+    **dict.fromkeys(
+        ("adamw_lr", "adam_lr", "scalar_lr"),
+        "optimizer.embedding_lr: AdamW's of embeddings, norms and biases; optimizer.lm_head_lr is that of the head",
+    ),
+    **dict.fromkeys(("eps", "adam_eps", "adam_epsilon"), "optimizer: the epsilon of AdamW is always 1e-10"),
+    **dict.fromkeys(
         ("find_lr", "lr_find", "auto_lr_find", "lr_finder"),
         "optimizer.lr: python train.py -m optimizer.lr=0.01,0.02,0.04 compares several",
     ),
@@ -271,8 +296,17 @@ ALIASES = {
     "temp": "temperature",
     "do_sample": "temperature: temperature=0 takes the likeliest token",
     "truncate": "stop",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
+    **dict.fromkeys(
+        (
+            *("stop_sequences", "stop_sequence", "stop_strings", "stop_string", "stop_words", "stop_tokens"),
+            *("stopping_strings", "custom_stopping_strings", "antiprompt", "reverse_prompt"),
+        ),
+        "stop",
+    ),
+    **dict.fromkeys(
+        ("single_line", "singleline", "stop_at_newline", "max_lines", "num_lines", "stop_lines", "max_newlines"),
+        r"stop: 'stop=\n' ends a sample with its first line; python sample.py | head -n 3 ends it with its third",
+    ),
     **dict.fromkeys(("include_stop", "include_stop_str_in_output"), "stop: a sample ends before it"),
     "trim_incomplete_sentences": "stop: ends before a text; docs/generation.md leaves out a sentence that is cut",
     "eos_token_id": "stop: a text; a sample ends by itself where the model ends the document",

@@ -114,6 +114,21 @@ def test_muon_moves_each_part_of_a_weight_by_the_polar_factor_of_each_slices_mom
 SHAPES = [({"n_kv_head": 2}, 8), ({"n_head": 3, "head_size": 16}, 16), ({"head_size": 16, "n_kv_head": 2}, 16)]
 
 
+def test_a_step_of_muon_changes_an_entry_by_its_rate_over_the_root_of_the_longer_side():
+    """As docs/training.md says, on average; of a weight that joins several matrices, the longer side of each."""
+    model = random_gpt()
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    before = {weight: weight.detach().clone() for weight in model.parameters()}
+    muon = make_optimizers(model, OptimizerConfig(lr=0.02))[0]
+    take(muon)
+    for weight, parts in ((weight, muon.parts[weight]) for group in muon.param_groups for weight in group["params"]):
+        for move in (weight.detach() - before[weight]).split(parts):
+            size = move.square().mean().sqrt().item() * max(move.shape) ** 0.5
+            assert size == pytest.approx(0.02, rel=0.15)
+
+
 @pytest.mark.parametrize(("settings", "width"), SHAPES, ids=str)
 def test_muon_knows_the_width_of_a_head_and_the_rows_of_each_matrix_in_a_joined_weight(settings, width):
     model = random_gpt(**settings, n_inner=40)
