@@ -433,10 +433,10 @@ class Source:
         typed = self.config.separator
         if self.separators or self.separator is None or typed in (None, DataConfig.separator):
             return
-        # Try other readings of it: with other line ends, or letter by letter.
+        # Try other readings of it: with other line ends, letter by letter, or without quotes.
         problem = f"data.separator={escaped(self.separator)} occurs nowhere in the text ({self.describe()})"
         unix = self.separator.replace("\r\n", "\n")
-        for other in (unix, unix.replace("\n", "\r\n"), typed, unix.strip()):
+        for other in (unix, unix.replace("\n", "\r\n"), typed, unix.strip(), unix.strip("'\"")):
             if other and other != self.separator:
                 source = Source(replace(self.config, separator=escaped(other)), self.setting)
                 for document in source.documents():

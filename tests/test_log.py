@@ -376,13 +376,17 @@ def test_bytes_are_advised_where_most_tokens_of_bpe_are_rare(train_config):
             ("bpe", "bpe with 257 ids; for so short a text try tokenizer=byte"),
             ("byte", "byte with 257 ids"),
         ):
-            data = replace(run.data, tokenizer=SimpleNamespace(name=name, n_vocab=257))
+            data = replace(
+                run.data, tokenizer=SimpleNamespace(name=name, n_vocab=257, decode_bytes=lambda ids: b"a" * len(ids))
+            )
             assert describe(run.config, data, run.model)[1].endswith(f", {ids}")
             tuned = replace(run.config, init_from="run")  # its tokenizer is the run's
             assert describe(tuned, data, run.model)[1].endswith(f"{name} with 257 ids")
-        bpe = SimpleNamespace(name="bpe", n_vocab=257)
-        long = replace(data, tokenizer=bpe, train=run.data.train.repeat(150_000 // len(run.data.train) + 1))
-        assert describe(run.config, long, run.model)[1].endswith(", bpe with 257 ids")
+        # By its bytes, as docs/data.md says, and not by its tokens: here a token has five.
+        bpe = SimpleNamespace(name="bpe", n_vocab=257, decode_bytes=lambda ids: b"a" * 5 * len(ids))
+        for tokens, advice in ((59_999, "; for so short a text try tokenizer=byte"), (60_000, "")):
+            long = replace(data, tokenizer=bpe, train=np.resize(run.data.train, tokens))
+            assert describe(run.config, long, run.model)[1].endswith(f", bpe with 257 ids{advice}")
 
 
 @pytest.mark.slow

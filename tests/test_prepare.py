@@ -379,6 +379,7 @@ def test_a_separator_is_typed_with_escapes_and_one_that_is_nowhere_is_refused_wi
     cases = [
         (lambda text: text.replace("\n", "\r\n"), r"\n\n\n", r"'data.separator=\r\n\r\n\r\n' occurs 299 times."),
         (lambda text: text, r"\r\n\r\n\r\n", r"'data.separator=\n\n\n' occurs 299 times."),
+        (lambda text: text, r"'\n\n\n'", r"'data.separator=\n\n\n' occurs 299 times."),
         (
             lambda text: text.replace("\n\n\n", r"\newpage"),
             r"\newpage",

@@ -30,7 +30,7 @@ with warnings.catch_warnings(action="ignore"):  # in a notebook it asks for ipyw
 log = logging.getLogger("tinygpt")
 
 EPOCHS = 4  # repeated as often, a text teaches almost as much as new text (Muennighoff et al. 2023)
-SMALL = 150_000  # tokens: 300 KB
+SMALL = 300_000  # bytes
 LONG_ENOUGH = 10  # seconds over which other programs are watched
 SLOW = 0.6  # of the fastest speed: a run that is told that the machine is busy
 EASIER = 0.6  # of the training loss: a validation loss that says little of the training text
@@ -207,7 +207,7 @@ def describe(config: TrainConfig, data: Dataset, model: GPT) -> list[str]:
         evaluation = "the last evaluation" if config.max_steps else "an evaluation"
         read = f"{len(data.train):,} for training, {len(data.val):,} for validation ({scored:,} in {evaluation})"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
-        if len(data.train) < SMALL and data.tokenizer.name == "bpe" and not config.init_from:  # most tokens are rare
+        if data.tokenizer.name == "bpe" and not config.init_from and is_small(data):  # most tokens are rare
             ids += "; for so short a text try tokenizer=byte"
         lines = [f"text      {data.description}", f"tokens    {read}, {ids}"]
         if config.max_steps:
@@ -233,3 +233,8 @@ def describe(config: TrainConfig, data: Dataset, model: GPT) -> list[str]:
         f"({config.model.attention}), {config.model.n_embd} wide",
         f"run       {length}",
     ]
+
+
+def is_small(data: TokenDataset) -> bool:
+    """Return whether the training text has fewer bytes than SMALL; a token has one or more."""
+    return len(data.train) < SMALL and len(data.tokenizer.decode_bytes(data.train.tolist())) < SMALL
