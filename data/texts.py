@@ -503,19 +503,23 @@ def refuse_list(file: str, setting: str) -> None:
     It is seen from here, or from the folder of the text.
     """
     with opened_text(file) as stream:
-        names = [line.rstrip("\n") for line in islice(stream, 100)]
+        lines = [line.rstrip("\n") for line in islice(stream, 100)]
+    names = [line.removesuffix("\r") for line in lines]
     for folder in ("", str(Path(file).parent)):
         if names and are_files(folder, names):
             new = unused_folder()
-            packed = shlex.join(["tar", "cf", "-", *(["-C", folder] if folder else []), "-T", file])
+            tar = ["tar", "cf", "-", *(["-C", folder] if folder else []), "-T"]
+            packed = shlex.join([*tar, file])
+            if names != lines:
+                packed = f"tr -d '\\r' < {shlex.quote(file)} | {shlex.join([*tar, '-'])}"
             remedy = f"mkdir {new} && {packed} | tar xf - -C {new} makes a folder of them: then set {setting}={new}"
             raise DataError("is a list of files", f"{remedy}; data=text reads the list itself", value=file)
 
 
 def are_files(folder: str, names: Iterable[str]) -> bool:
-    """Return whether all names are those of files in a folder."""
+    """Return whether all names are those of files in a folder, and none is like an option."""
     with suppress(OSError, ValueError):  # a line may be longer than a name may be
-        return all(Path(folder, name).is_file() for name in names)
+        return all(Path(folder, name).is_file() and not name.startswith("-") for name in names)
     return False
 
 

@@ -457,8 +457,10 @@ def test_several_paths_and_an_address_are_refused_with_what_to_type(tmp_path, mo
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a command of the shell")
-@pytest.mark.parametrize(("folder", "setting"), [("", "path"), ("reads", "path"), ("", "val_path")])
-def test_a_list_of_files_is_no_text_and_the_command_makes_a_folder_of_them(tmp_path, monkeypatch, folder, setting):
+@pytest.mark.parametrize(
+    ("folder", "setting", "end"), [("", "path", "\n"), ("reads", "path", "\r\n"), ("", "val_path", "\n")]
+)
+def test_a_list_of_files_is_no_text_and_the_command_makes_a_folder_of_them(tmp_path, monkeypatch, folder, setting, end):
     """As a tool reads it that takes several packed files; data=text reads the list."""
     monkeypatch.chdir(tmp_path)
     Path("reads").mkdir()
@@ -466,14 +468,14 @@ def test_a_list_of_files_is_no_text_and_the_command_makes_a_folder_of_them(tmp_p
         Path(f"reads/{name}.gz").write_bytes(gzip.compress(f"text of {name}".encode()))
     names = [str(Path("reads", f"{name}.gz").relative_to(folder)) for name in "ab"]
     listed = Path(folder, "list of files")
-    listed.write_text("\n".join(names))
+    listed.write_bytes(end.join([*names, ""]).encode())
     with pytest.raises(DataError, match="is a list of files: ") as caught:
         read(Source(DataConfig(path=str(listed)), f"data.{setting}"))
     command, typed = re.match("(.*) makes a folder of them: then set (.*);", caught.value.remedy).groups()
     subprocess.run(command, shell=True, check=True, capture_output=True)
     assert typed == f"data.{setting}=texts"
     assert read(of_path("texts", "files")) == ["text of a", "text of b"]
-    assert read(of_path(listed, "text")) == ["\n".join(names)]
+    assert read(of_path(listed, "text")) == [end.join([*names, ""])]
     for line in ("a word", "a" * 9999, "\0"):
         listed.write_text("\n".join([line, *names]))
         assert not are_files("", listed.read_text().split("\n"))
