@@ -207,7 +207,7 @@ def in_utf8(name: str, text: str) -> None:
 def check_types(settings: Any, group: str = "") -> None:
     """Give each field of a dataclass its own type: a program that makes one gives what it has.
 
-    A whole number may be 1e3 or NumPy's, and a text a Path. Raises SettingsError for every other type.
+    A whole number may be 1e3 or NumPy's, a text a Path, and a group a dict. Raises SettingsError for every other type.
     group: what stands before the name of a field as it is typed, as in model.n_embd.
     """
     for field in fields(settings):
@@ -228,13 +228,25 @@ def in_type(name: str, value: Any, hint: Any) -> Any:
         return os.fspath(value)
     if get_origin(kind) is list and isinstance(value, (list, tuple)):
         return [in_type(f"each of {name}", item, *get_args(kind)) for item in value]
-    noun = (
-        f"a {kind.__name__}" if isinstance(kind, type) and is_dataclass(kind) else NOUNS.get(get_origin(kind) or kind)
-    )
-    if noun is None or type(value) is kind:  # a type of somebody's own group, a bool, or a group
+    if isinstance(kind, type) and is_dataclass(kind):
+        return in_group(name, value, kind)
+    noun = NOUNS.get(get_origin(kind) or kind)
+    if noun is None or type(value) is kind:  # a type of somebody's own settings, or a bool
         return value
     remedy = "give a number, without quotes" if isinstance(value, str) and kind in (int, float) else ""
     raise SettingsError("is a text" if remedy else f"is not {noun}", remedy, setting=name, value=value)
+
+
+def in_group(name: str, value: Any, group: Any) -> Any:
+    """Return a group of settings, which may be given as a dict; SettingsError for anything else."""
+    if isinstance(value, dict):
+        known = [field.name for field in fields(group)]
+        for unknown in value.keys() - {*known}:
+            raise SettingsError(f"there is no setting {name}.{unknown}", f"{group.__name__} has {', '.join(known)}")
+        return group(**value)
+    if not isinstance(value, group):
+        raise SettingsError(f"is not a {group.__name__}", setting=name, value=value)
+    return value
 
 
 def at_least(name: str, value: float | None, least: float, remedy: str = "") -> None:

@@ -155,7 +155,8 @@ def _commands(page: Path) -> Iterator[tuple[str, list[str]]]:
     for line in [*re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE), *inline]:
         for found in re.finditer(r"(?<!\()\b(?:python|torchrun)(?: \S+)*? (\w+)\.py(?=\s|$)(.*)", line):
             if found[1] in SCHEMAS:  # and no script of docs/ or benchmarks/
-                yield found[1], shlex.split(found[2].rstrip(" &"), comments=True)
+                command, *_ = found[2].partition(" | ")  # without what reads its output
+                yield found[1], shlex.split(command.rstrip(" &"), comments=True)
 
 
 @pytest.mark.slow

@@ -733,7 +733,7 @@ OTHERS = {
 def test_python_gives_no_field_a_value_of_another_type(group):
     """2.5 layers, "yes" for false or a list for a path went on to where no one could tell what was wrong."""
     for each in fields(group):
-        others = ["x", {}] if is_dataclass(each.type) else OTHERS[kind_of(each.type)]
+        others = ["x", [], {"x": 1}] if is_dataclass(each.type) else OTHERS[kind_of(each.type)]
         if not is_nullable(each.type) and each.name != "stop":  # JSON of others has null for no stop
             others = [*others, None]
         for value in others:
@@ -760,8 +760,11 @@ def test_python_may_give_whole_floats_numpys_numbers_paths_and_booleans():
     assert (config.compile, TrainConfig(compile=False).compile) == ("on", "off")
     assert DataConfig(path=Path("a.txt"), val_path=Path("b.txt")).path == "a.txt"
     assert GPTConfig(n_embd=np.int32(64), rope_theta=np.float32(500), ngrams=(np.int64(2), 3.0)).ngrams == [2, 3]
-    with pytest.raises(SettingsError, match=r"model={'n_layer': 3} is not a GPTConfig\."):
-        TrainConfig(model={"n_layer": 3})
+    assert TrainConfig(model={"n_layer": 3.0}, data={"task": {"items": 4}}) == TrainConfig(
+        model=GPTConfig(n_layer=3), data=DataConfig(task=TaskConfig(items=4))
+    )
+    with pytest.raises(SettingsError, match=r"there is no setting model\.layers: GPTConfig has attention, .*n_layer"):
+        TrainConfig(model={"layers": 3})
     json.dumps(asdict(config))
 
 

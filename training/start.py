@@ -83,7 +83,7 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
 
     threads: those of a new run on a CPU, instead of as many as other programs leave.
     """
-    # Check the settings, and convert their types: a Path becomes a str, an np.int64 an int.
+    # Check the settings once more: a program may have changed some since they were made.
     config = from_arguments(TrainConfig, [], config)
     ranks = Ranks.of_torchrun()
     with process_kept(), ExitStack() as stack:
