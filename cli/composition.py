@@ -47,11 +47,13 @@ log = logging.getLogger("tinygpt")
 PAIRS = """["model.n_embd=64 optimizer.lr=0.02","model.n_embd=128 optimizer.lr=0.01"]"""
 DRAWN = "hydra/sweeper=optuna draws values, as docs/sweeps.md shows"
 DEFAULTS = {
-    r"In '(.*)': Could not override '([^'@]*)": r"\1.yaml overrides \2, which is no group",
+    r"In '(.*?)': (?:Could not override|.* No earlier Group Default for) '([^'@]*)": (
+        r"\1.yaml overrides \2, which is no group"
+    ),
     r"In '(.*)':? Could not find '([^']*)": r"\1.yaml has \2 in its defaults, which is no option",
     r"Multiple values for ([^. ]*)\.": r"a file of settings has \1 once more in its defaults",
 }
-"""Hydra's errors of a defaults list as we say them."""
+"""Hydra's errors of a defaults list, of 1.3 and 1.4, as we say them."""
 OURS = "set for a launcher of tinygpt"  # the value of PYTHONSAFEPATH, which may be any text
 
 
@@ -320,16 +322,18 @@ def explain(error: BaseException) -> str | None:
     if type(error).__module__.startswith("sqlalchemy."):  # of Hydra's Optuna sweeper
         remedy = "write sqlite:///FILE.db, in a folder that is there"
         return f"hydra.sweeper.storage cannot be used ({first_line(error)}): {remedy}."
-    if isinstance(error, HydraException):
-        own = [group for group in GROUPS if group != "experiment"]
-        for said, meant in DEFAULTS.items():
-            found = re.match(said, str(error))
-            if found:
-                groups = ", ".join(f"/{group}" for group in [*own, "hydra/launcher", "hydra/sweeper"])
-                return f"{found.expand(meant)}: write - override /GROUP: OPTION, with one of {groups}."
-    if isinstance(error, HydraException) and str(error).startswith("Ambiguous value"):  # after --cfg alone
-        return f"{str(error).split()[4]} has several values, and --cfg shows those of one job: type one of them."
-    return " ".join(str(error).split()) if isinstance(error, HydraException) else None
+    if not isinstance(error, HydraException):
+        return None
+    sentence = " ".join(str(error).split())
+    own = [group for group in GROUPS if group != "experiment"]
+    for said, meant in DEFAULTS.items():
+        found = re.match(said, sentence)
+        if found:
+            groups = ", ".join(f"/{group}" for group in [*own, "hydra/launcher", "hydra/sweeper"])
+            return f"{found.expand(meant)}: write - override /GROUP: OPTION, with one of {groups}."
+    if sentence.startswith("Ambiguous value"):  # after --cfg alone
+        return f"{sentence.split()[4]} has several values, and --cfg shows those of one job: type one of them."
+    return sentence
 
 
 def explain_file(error: yaml.MarkedYAMLError | UnicodeDecodeError) -> str | None:
