@@ -535,6 +535,18 @@ def _two_sided(t: float, pairs: int) -> tuple[float, float]:
     return {3: 4.3027, 5: 2.7764}[pairs], 1 - within[pairs]
 
 
+def test_the_rise_at_four_times_the_length_is_that_of_the_recorded_models():
+    with (ROOT / "docs/results/predictions_at_four_times.csv").open(encoding="utf-8") as file:
+        rises = {(name, seed): float(rise) for name, seed, rise in islice(csv.reader(file), 1, None)}
+    page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8").replace("−", "-")
+    said = page[page.index("At [four times the length]") :].partition("So the windows")[0]
+    shown = [float(number) for number in re.findall(r"-?0\.\d{3}", said)]
+    window = "sdpa+window/sdpa+window/sdpa+window/sdpa"
+    sinks = window.replace("window", "window+sink") + "+sink"
+    wanted = [rises[name, seed] for name in ("sdpa", window, f"{window}+nope", sinks) for seed in "56"]
+    assert shown == pytest.approx(wanted, abs=0.00051)
+
+
 def test_the_tables_of_the_predictions_follow_from_their_losses():
     """Differences by seed; a paired t-test; Holm's correction."""
     page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8").partition("## Results of the predictions")[2]
