@@ -27,14 +27,15 @@ def keep_code(name: str | None, run: Path) -> None:
     """Copy the file of code=NAME, which has run, and its neighbours to the folder of a run."""
     if name is None:
         return
-    files, _ = code.RAN[code.path_of(name)]
-    home = files[0].parent
+    (own, *neighbours), _ = code.RAN[code.path_of(name)]
+    home = own.parent
     kept = run / KEPT
     if home == kept.resolve():  # the run goes on with its own copy
         return
     remove(kept)
-    for file in files:
-        copy = kept / file.relative_to(home)
+    copies = {own: kept / Path(name).name}  # as it is typed, where that is a link
+    copies |= {file: kept / file.relative_to(home) for file in neighbours}
+    for file, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
 

@@ -33,6 +33,7 @@ from model.attention.registry import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.size import count_weights
 from runs.checkpoint import as_json, read_meta
+from runs.plugins import find_code, keep_code
 from runs.summary import read_summary
 from train import train
 from training.config import TrainConfig
@@ -151,6 +152,18 @@ def test_a_run_keeps_the_file_and_its_neighbours_and_names_its_copy_where_they_a
     # The run that went on with its own copy has it still, and the same hash.
     assert {file.name: file.read_bytes() for file in (tmp_path / "run/code").iterdir()} == kept
     assert read_summary(tmp_path / "run").code_hash == wanted.code_hash
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
+def test_the_copy_of_a_link_has_the_links_name(own, tmp_path):
+    """The copy had the name of the file behind it, under which no command looked."""
+    (tmp_path / "latest.py").symlink_to("own.py")
+    run_code(str(tmp_path / "latest.py"), VOCABULARIES)
+    keep_code(str(tmp_path / "latest.py"), tmp_path / "run")
+    assert (tmp_path / "run/code/latest.py").read_text() == own.read_text()
+    own.unlink()
+    found = find_code(str(tmp_path / "latest.py"), tmp_path / "run")
+    assert Path(found).resolve() == tmp_path / "run/code/latest.py"
 
 
 @pytest.mark.slow
