@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,9 @@ FORMAT_OF_SOURCE = {
     "csv": "csv",
     "hf": "parquet",
 }
+
+LONGEST_NAME = 1 << 13
+"""Letters of a line that may still name a file."""
 
 OF_RUNS = (("config.yaml", "train.log"), ("leaderboard.csv", "leaderboard.md"))
 """The files by which the folder of a run is known, and that of a sweep."""
@@ -503,7 +506,8 @@ def refuse_list(file: str, setting: str) -> None:
     It is seen from here, or from the folder of the text.
     """
     with opened_text(file) as stream:
-        lines = [line.rstrip("\n") for line in islice(stream, 100)]
+        # A longer line is no name: a text may be a single line.
+        lines = [line.rstrip("\n") for line in islice(iter(partial(stream.readline, LONGEST_NAME), ""), 100)]
     names = [line.removesuffix("\r") for line in lines]
     for folder in ("", str(Path(file).parent)):
         if names and are_files(folder, names):

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from common.errors import DataError, SettingsError
 from data import texts
 from data.config import WITH_PATH, DataConfig, TaskConfig, TokenizerConfig
-from data.texts import LEFT_OUT, Source, are_files, divided, find_files, splits_apart
+from data.texts import LEFT_OUT, Source, are_files, divided, find_files, refuse_list, splits_apart
 from data.tokenizer import END_OF_TEXT, LONGEST
 from sweeps.leaderboard import write_leaderboard
 from train import train
@@ -479,6 +479,19 @@ def test_a_list_of_files_is_no_text_and_the_command_makes_a_folder_of_them(tmp_p
     for line in ("a word", "a" * 9999, "\0"):
         listed.write_text("\n".join([line, *names]))
         assert not are_files("", listed.read_text().split("\n"))
+
+
+def test_the_look_for_a_list_of_files_reads_no_long_line_whole(tmp_path):
+    """A corpus in one line, such as text8, was read whole before it was read by blocks."""
+    file = tmp_path / "one line.txt"
+    file.write_text("a word " * 1_000_000)
+    tracemalloc.start()
+    try:
+        refuse_list(str(file), "data.path")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_500_000
 
 
 # {the files of a data set: those that data.path and data.val_path name, or none}.
