@@ -1,4 +1,4 @@
-"""Errors, settings, text, files and the console: what every package may import."""
+"""Errors, settings, text, files and the console, for every package to import."""
 
 import sys
 

@@ -250,9 +250,10 @@ ALIASES = {
     # Places
     "out_dir": "run_dir checkpoint",
     "output_dir": "run_dir to checkpoint",
-    "overwrite": "run_dir to: what is there stays; remove it, or name another",
-    "overwrite_output_dir": "run_dir to: what is there stays; remove it, or name another",
-    "force": "run_dir to: what is there stays; remove it, or name another",
+    **dict.fromkeys(
+        ("overwrite", "overwrite_output_dir", "force"),
+        "run_dir to: what is there stays; remove it, or name another",
+    ),
     "log_dir": "run_dir",
     "logging_dir": "run_dir",
     "checkpoint_dir": "run_dir checkpoint",

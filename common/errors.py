@@ -187,7 +187,7 @@ def format_value(value: object) -> str:
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-# What a field of a type must be.
+# The noun of each type in an error.
 NOUNS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: "a list"}
 
 
@@ -205,10 +205,11 @@ def in_utf8(name: str, text: str) -> None:
 
 
 def check_types(settings: Any, group: str = "") -> None:
-    """Give each field of a dataclass its own type: a program that makes one gives what it has.
+    """Give each field of a dataclass its own type.
 
-    A whole number may be 1e3 or NumPy's, a text a Path, and a group a dict. Raises SettingsError for every other type.
-    group: what stands before the name of a field as it is typed, as in model.n_embd.
+    A program may have another one with the same meaning: a whole number may be 1e3 or NumPy's, a text a Path, and a
+    group a dict. Raises SettingsError for every other type.
+    group: the part before the name of a field as it is typed, such as model. in model.n_embd.
     """
     for field in fields(settings):
         setattr(settings, field.name, in_type(group + field.name, getattr(settings, field.name), field.type))

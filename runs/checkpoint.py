@@ -369,9 +369,11 @@ def find_checkpoints(where: str | None) -> list[Path]:
         linked = [pointed(folder / name) for name in ("best", "last") if (folder / name).exists()]
         found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_by_step(folder))]
         if folder.is_dir() and not found:
-            fault, remedy = "has saved no checkpoint yet", "wait for one, or give another run"
+            fault = "has saved no checkpoint yet"
+            remedy = "wait for one, or give another run"
             if is_locked(path / ".lock") is False:
-                fault, remedy = "ended before its first checkpoint", "give another run"
+                fault = "ended before its first checkpoint"
+                remedy = "give another run"
             raise CheckpointError(fault, remedy, setting="checkpoint", value=where)
     return list(dict.fromkeys(found)) or [pointed(path)]
 

@@ -85,8 +85,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_types(self, "optimizer.")
         one_of("optimizer.name", self.name, OPTIMIZERS)
-        for name in ("lr", "embedding_lr", "lm_head_lr"):
-            positive(f"optimizer.{name}", getattr(self, name))
+        for name, rate in self.rates.items():
+            positive(f"optimizer.{name}", rate)
         for name in ("momentum", "beta1", "beta2"):
             fraction(f"optimizer.{name}", getattr(self, name), below=1)
         at_least("optimizer.weight_decay", self.weight_decay, 0.0)

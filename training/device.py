@@ -202,7 +202,7 @@ def can_compile(device: torch.device, *, is_required: bool, warns: bool = True) 
     uncompiled without a word where a variable of the environment or torch.compiler.set_stance() turns its compiler off.
     """
     outside = "train outside torch.compiler.set_stance()"
-    # Some stances use what an earlier run has compiled, so ask with a copy of the function that torch does not know.
+    # Some stances use functions that an earlier run has compiled: ask with a copy that torch does not know.
     unknown = FunctionType(negated.__code__.replace(), negated.__globals__)
     try:
         _, is_compiled = torch.compile(unknown)(torch.zeros(8, device=device))
