@@ -89,6 +89,7 @@ def answer(
         sleep_at_barriers()  # before torch is imported
     with mistakes_explained(explain):
         arguments = sys.argv[1:]
+        refuse_removed_folder()
         if in_notebook() and "kernel_launcher" in sys.argv[0]:  # the code of a command, pasted into a cell
             remedy = f"type %run {script.name} NAME=VALUE, or call functions as docs/tour.ipynb does"
             raise SettingsError("a cell has the arguments of the notebook's kernel", remedy)
@@ -97,6 +98,15 @@ def answer(
         else:
             start(arguments)
         sys.stdout.flush()  # a full disk is a mistake too
+
+
+def refuse_removed_folder() -> None:
+    """Raise SettingsError if the folder in which the command is typed is not there any more."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        problem = "the folder in which this command is typed was removed"
+        raise SettingsError(problem, 'type cd "$PWD" if there is a new one of its name, or go to another') from None
 
 
 def help_text(

@@ -234,8 +234,11 @@ class Source:
         self._note_format(file)
         # Read it: a text by its separators, records by the field of the text.
         if format == "text":
-            if self.config.source == "files" and len(self.files) == 1:
-                refuse_list(file, self.setting)
+            if self.config.source == "files":
+                if len(self.files) == 1:
+                    refuse_list(file, self.setting)
+                elif folder_of_list(file, first_lines(file)) is not None:
+                    self._note("Lists of files, which the model learns too", 1, file)
             if damage:
                 self._note_replaced(damage.broken, f"{file} {damage.place}")
             has_text = False
@@ -501,23 +504,34 @@ def _parts(blocks: Iterable[str], separator: str, on_separator: Callable[[], Non
 
 
 def refuse_list(file: str, setting: str) -> None:
-    """Raise DataError if each line of a text names a file.
+    """Raise DataError if each line of a text names a file."""
+    lines = first_lines(file)
+    folder = folder_of_list(file, lines)
+    if folder is None:
+        return
+    new = unused_folder()
+    tar = ["tar", "cf", "-", *(["-C", folder] if folder else []), "-T"]
+    packed = shlex.join([*tar, file])
+    if any(line.endswith("\r") for line in lines):
+        packed = f"tr -d '\\r' < {shlex.quote(file)} | {shlex.join([*tar, '-'])}"
+    remedy = f"mkdir {new} && {packed} | tar xf - -C {new} makes a folder of them: then set {setting}={new}"
+    raise DataError("is a list of files", f"{remedy}; data=text reads the list itself", value=file)
 
-    It is seen from here, or from the folder of the text.
+
+def folder_of_list(file: str, lines: list[str]) -> str | None:
+    """Return the folder of the files that the lines of a text name, None if one names none.
+
+    They are seen from here, which is "", or from the folder of the text.
     """
-    with opened_text(file) as stream:
-        # A longer line is no name: a text may be a single line.
-        lines = [line.rstrip("\n") for line in islice(iter(partial(stream.readline, LONGEST_NAME), ""), 100)]
     names = [line.removesuffix("\r") for line in lines]
-    for folder in ("", str(Path(file).parent)):
-        if names and are_files(folder, names):
-            new = unused_folder()
-            tar = ["tar", "cf", "-", *(["-C", folder] if folder else []), "-T"]
-            packed = shlex.join([*tar, file])
-            if names != lines:
-                packed = f"tr -d '\\r' < {shlex.quote(file)} | {shlex.join([*tar, '-'])}"
-            remedy = f"mkdir {new} && {packed} | tar xf - -C {new} makes a folder of them: then set {setting}={new}"
-            raise DataError("is a list of files", f"{remedy}; data=text reads the list itself", value=file)
+    folders = ("", str(Path(file).parent))
+    return next((folder for folder in folders if names and are_files(folder, names)), None)
+
+
+def first_lines(file: str) -> list[str]:
+    """Return the first hundred lines of a text; one that is longer than any name in parts."""
+    with opened_text(file) as stream:
+        return [line.rstrip("\n") for line in islice(iter(partial(stream.readline, LONGEST_NAME), ""), 100)]
 
 
 def are_files(folder: str, names: Iterable[str]) -> bool:

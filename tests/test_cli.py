@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from conftest import run_here
+from conftest import run_here, some
 
 import train
 from common.errors import CheckpointError, DataError, SettingsError, naming
@@ -240,6 +240,24 @@ print(json.dumps([name for name in ('torch', 'numpy', 'hydra', 'omegaconf') if n
     lines = result.stdout.splitlines()
     assert json.loads(lines[-1]) == [] and f":  python {script}" in lines[0]
     assert ("gpt2_xl" in result.stdout and "-m" in result.stdout) == (script == "train.py")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a folder in use cannot be removed there")
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    some([("train.py", ""), ("sample.py", "checkpoint=run"), ("train.py", "-m seed=1,2"), ("eval.py", "--help")], 4),
+)
+def test_a_command_in_a_folder_that_was_removed_ends_in_a_sentence(tmp_path, script, arguments):
+    """Its remedy works if there is a new folder of that name, as after a checkout of another branch."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    typed_there = f"{typed(script)} {arguments}"
+    done = shell(
+        f"rmdir '{folder}'; {typed_there}; echo $?; mkdir '{folder}'; cd \"$PWD\" && {typed_there} --help", cwd=folder
+    )
+    said = 'error: the folder in which this command is typed was removed: type cd "$PWD" if there is a new one of its'
+    assert done.stderr == f"{said} name, or go to another.\n"
+    assert done.stdout.startswith("1\n") and f":  python {script}" in done.stdout
 
 
 @pytest.mark.slow

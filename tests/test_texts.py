@@ -481,6 +481,17 @@ def test_a_list_of_files_is_no_text_and_the_command_makes_a_folder_of_them(tmp_p
         assert not are_files("", listed.read_text().split("\n"))
 
 
+def test_a_list_of_files_within_a_folder_is_noted(tmp_path):
+    """Beside them, or as the folder's own: it is learned with the texts, and no text that names one file of many is."""
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(f"text of {name}\n")
+    (tmp_path / "list").write_text("a.txt\r\nb.txt\r\n")
+    (tmp_path / "no list").write_text("a.txt\nis the first\n")
+    source = of_path(tmp_path, "files")
+    assert len(read(source)) == 5
+    assert f"Lists of files, which the model learns too: 1, first in {tmp_path / 'list'}." in source.note_lines()
+
+
 def test_the_look_for_a_list_of_files_reads_no_long_line_whole(tmp_path):
     """A corpus in one line, such as text8, was read whole before it was read by blocks."""
     file = tmp_path / "one line.txt"
