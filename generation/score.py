@@ -196,7 +196,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
         description = source.describe()
         notes = source.note_lines()
     else:
-        owner = next((each for each in checkpoints if trained_here(each)), owner)
+        owner = next((each for each in checkpoints if has_split(each)), owner)
         first = owner.tokenizer
         description, split, notes = validation_split(owner)
         if owner is checkpoints[0]:
@@ -241,21 +241,29 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
 
 def share_learned_by(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
     """Return the share of a text, tokens (N,), that a checkpoint's run has learned, or 0."""
-    if trained_here(checkpoint):
-        with suppress(SettingsError), readable(checkpoint.path):
-            data = build(DataConfig, flat(checkpoint.meta.config["data"]))
-            return learned_share(data, checkpoint.meta.data, tokens, checkpoint.tokenizer)
+    data = DataConfig()
+    with suppress(SettingsError):
+        if trained_here(checkpoint):
+            with readable(checkpoint.path):
+                data = build(DataConfig, flat(checkpoint.meta.config["data"]))
+        return learned_share(data, checkpoint.meta.data, tokens, checkpoint.tokenizer)
     return 0.0
 
 
 def trained_here(checkpoint: Checkpoint) -> bool:
     """Return whether a checkpoint is of a run on text that is where it was trained.
 
-    One from elsewhere must not choose which files of this machine are read.
+    One from elsewhere must not choose which files of this machine are read: of its text there are only the tokens, if
+    the cache of this machine has them.
     """
     path = checkpoint.path
     run = path.parents[1] if path.parent.name == "checkpoints" else path
     return bool(checkpoint.meta.data) and checkpoint.meta.home == str(run.resolve())
+
+
+def has_split(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint's run has a validation split here, as one that was moved may."""
+    return trained_here(checkpoint) or prepared(DataConfig(), checkpoint.meta.data) is not None
 
 
 def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]]:
@@ -267,11 +275,11 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]
     meta = checkpoint.meta
     path = checkpoint.path
     remedy = "give a text with data.path=..."
-    if not trained_here(checkpoint):
+    if not has_split(checkpoint):
         remedy += ", or with against=... a run trained here"
         raise DataError(f"{path} was not trained here and has no validation split", remedy)
     with readable(path):
-        source = build(DataConfig, flat(meta.config["data"]))
+        source = build(DataConfig, flat(meta.config["data"])) if trained_here(checkpoint) else DataConfig()
         tokenizer = build(TokenizerConfig, meta.config["tokenizer"])
     try:
         # Prepared tokens have the checkpoint's ids: its tokenizer saves a download.

@@ -23,7 +23,7 @@ from data.config import DataConfig, TokenizerConfig
 from data.texts import LEFT_OUT
 from data.tokenizer import gzip_bits, make_tokenizer, train_bpe
 from generation.config import EvalConfig, TextConfig
-from generation.score import Scores, ScoringParams, compare, score
+from generation.score import Scores, ScoringParams, compare, has_split, score
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from runs.metrics import Evaluation
 from train import train
@@ -343,6 +343,31 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
         shutil.rmtree(tmp_path / "cache")
         with pytest.raises(DataError, match=message):
             score_checkpoints(EvalConfig(checkpoint=train_config.run_dir))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_moved_and_a_copy_of_its_checkpoint_are_scored_on_what_it_held_out(
+    train_config, text_file, tmp_path, monkeypatch, capsys
+):
+    """By the tokens in this machine's cache. They name no file of it, and where they are not, a text must be given."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    train_config.max_steps = train_config.eval_interval = 1
+    train_config.data = replace(train_config.data, cache_dir=DataConfig.cache_dir)
+    train(train_config)
+    (wanted,) = score_checkpoints(EvalConfig(checkpoint=train_config.run_dir))
+    shutil.copytree(Path(train_config.run_dir, "checkpoints", "last"), tmp_path / "alone")
+    moved = Path(train_config.run_dir).rename(tmp_path / "moved")
+    for place in (moved, tmp_path / "alone"):
+        capsys.readouterr()
+        (found,) = score_checkpoints(EvalConfig(checkpoint=str(place)))
+        assert found.total == wanted.total and "note" not in capsys.readouterr().out
+        # A text that is given is compared with the one that was learned.
+        score_checkpoints(EvalConfig(checkpoint=str(place), data=TextConfig(path=str(text_file))))
+        assert re.search(r"^note +\d+% of this text is in the text that .* has learned$", capsys.readouterr().out, re.M)
+    alone = open_checkpoint(str(tmp_path / "alone"))
+    for name in ("", "..", f"../{alone.meta.data}", "0" * len(alone.meta.data)):
+        assert not has_split(replace(alone, meta=replace(alone.meta, data=name)))
+    assert has_split(alone)
 
 
 @pytest.mark.slow
