@@ -350,7 +350,7 @@ def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_f
 
 @pytest.mark.slow
 def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
-    said = "micro_batch_size=1 × 2, the number of processes, does not divide batch_size=7: choose one that does."
+    said = "batch_size=7 is no multiple of 2, the number of processes: choose one, such as 8."
     with torchrun(tmp_path, text_file, "batch_size=7") as process:
         assert messages(process) == [f"error: {said}"]
 

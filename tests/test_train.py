@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from training.evaluation import evaluate, first_sequences
 from training.log import Loggers
 from training.optimizer import set_learning_rate
 from training.plan import trial_run
-from training.run import DEFAULT_STEPS, Run, steps_to_take
+from training.run import DEFAULT_STEPS, Run, rank_batch_size, steps_to_take
 from training.start import open_run
 from training.terminal import describe
 
@@ -281,10 +282,28 @@ def test_mistakes_that_need_no_text_are_told_before_it_is_prepared_or_a_run_over
     with pytest.raises(SettingsError, match=said):
         train(train_config)
     assert metrics(train_config.run_dir) == before
-    for processes in (3, 4):
+    wrong = {3: "batch_size=8 is no multiple of 3, the number", 4: "micro_batch_size=4 × 4, the number of processes"}
+    for processes, said in wrong.items():
         monkeypatch.setattr(Ranks, "of_torchrun", lambda size=processes: Ranks(size=size))
-        with pytest.raises(SettingsError, match=f"micro_batch_size=4 × {processes}, the number of processes, does"):
+        with pytest.raises(SettingsError, match=said):
             train(replace(train_config, run_dir=None, micro_batch_size=4))
+
+
+def test_the_batch_that_is_advised_for_the_processes_can_be_divided_among_them():
+    for batch, processes, size in itertools.product(range(1, 10), range(2, 5), (None, 1, 2, 3)):
+        config = TrainConfig(batch_size=batch, micro_batch_size=size)
+        rows_each = [n for n in range(1, batch + 1) if n * processes == batch and n % (size or 1) == 0]
+        if rows_each:
+            assert [rank_batch_size(config, processes)] == rows_each
+            continue
+        with pytest.raises(SettingsError) as caught:
+            rank_batch_size(config, processes)
+        if batch % processes == 0:  # a smaller micro_batch_size divides it
+            assert str(caught.value).startswith(f"micro_batch_size={size} × {processes}, ")
+            continue
+        advised = int(re.search(r"such as (\d+)", str(caught.value))[1])
+        assert advised == next(n for n in range(batch, 99) if n % processes == 0 and n // processes % (size or 1) == 0)
+        assert rank_batch_size(replace(config, batch_size=advised), processes) * processes == advised
 
 
 @pytest.mark.parametrize(

@@ -320,6 +320,10 @@ def steps_to_take(config: TrainConfig, model: GPT, ahead: int = 0) -> int | None
 def rank_batch_size(config: TrainConfig, processes: int) -> int:
     """Return the sequences of a step for each process; SettingsError for an uneven division."""
     size = config.micro_batch_size or 1
+    if config.batch_size % processes:
+        next_size = -(-config.batch_size // (processes * size)) * processes * size
+        fault = f"is no multiple of {processes}, the number of processes"
+        raise SettingsError(fault, f"choose one, such as {next_size}", setting="batch_size", value=config.batch_size)
     if config.batch_size % (processes * size):
         fault = f"× {processes}, the number of processes, does not divide batch_size={config.batch_size}"
         raise SettingsError(fault, "choose one that does", setting="micro_batch_size", value=size)
