@@ -47,6 +47,7 @@ OUTPUTS = (Path("outputs"), Path("multirun"))
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 TOKENIZER = "tokenizer.json"
+NO_CHECKPOINT = "has no checkpoint, for it ended before its first one or they were removed"
 
 
 @dataclass
@@ -340,7 +341,7 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
     say: logs the problem of a damaged one, and the name of the next.
     """
     if not checkpoints:
-        raise CheckpointError("ended before its first checkpoint", "start a new run")
+        raise CheckpointError(NO_CHECKPOINT, "start a new run")
     for path, following in pairwise(checkpoints):
         try:
             return read(path)
@@ -372,7 +373,7 @@ def find_checkpoints(where: str | None) -> list[Path]:
             fault = "has saved no checkpoint yet"
             remedy = "wait for one, or give another run"
             if is_locked(path / ".lock") is False:
-                fault = "ended before its first checkpoint"
+                fault = NO_CHECKPOINT
                 remedy = "give another run"
             raise CheckpointError(fault, remedy, setting="checkpoint", value=where)
     return list(dict.fromkeys(found)) or [pointed(path)]

@@ -26,6 +26,7 @@ from runs.checkpoint import (
     verify_checkpoint,
 )
 from runs.directory import LOGS, OF_THIS_INVOCATION, open_log
+from runs.summary import read_summary
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")
@@ -88,6 +89,10 @@ def refuse_used(directory: Path) -> None:
     if checkpoints_by_step(directory / "checkpoints"):
         remedy = f"choose another, remove it first, or continue it by {hydra_quoted('resume', directory)}"
         raise SettingsError(f"run_dir={directory} already holds a run", remedy)
+    summary = read_summary(directory)
+    if summary and summary.status == "finished":
+        problem = f"run_dir={directory} holds the page of a finished run, whose checkpoints were removed"
+        raise SettingsError(problem, "choose another, or remove it first")
 
 
 def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.info) -> Path | None:
@@ -114,13 +119,15 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
 
 
 def way_back(path: Path) -> str:
-    """Return how a run goes on from one of its checkpoints, "" if `path` is in none."""
+    """Return how a run goes on from one of its checkpoints, "" without any or a run."""
     path = pointed(path).resolve()
     folder = next((each for each in (path, *path.parents) if each.name == "checkpoints"), None)
     if folder is None:
         return ""
     run = folder.parent
     steps = [each.name for each in checkpoints_by_step(folder)]
+    if not steps:
+        return ""
     remedy = f"{hydra_quoted('resume', run)} goes on from its latest checkpoint"
     for step in {*steps[1:]} & {*path.relative_to(folder).parts}:
         later = [f"checkpoints/{name}" for name in steps[: steps.index(step)]]

@@ -157,7 +157,7 @@ def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monke
         "": "does not exist",
         "nowhere": "does not exist",
         str(tmp_path): "is not a checkpoint",
-        str(tmp_path / "outputs/begun/3"): "ended before its first checkpoint: give another run",
+        str(tmp_path / "outputs/begun/3"): "has no checkpoint, for it ended before its first one or they were removed",
     }
     for where, said in nothings.items():
         with pytest.raises(CheckpointError, match=f"checkpoint={where} {said}"):
@@ -167,7 +167,7 @@ def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monke
         pytest.raises(CheckpointError, match="no checkpoint yet: wait for"),
     ):
         open_checkpoint(str(tmp_path / "outputs/begun/3"))  # which is still going on
-    with pytest.raises(CheckpointError, match="begun.3: ended before its first checkpoint: start a new run"):
+    with pytest.raises(CheckpointError, match="begun.3: has no checkpoint, for .* removed: start a new run"):
         newest(tmp_path / "outputs/begun/3", read_meta)
     monkeypatch.chdir(tmp_path / "outputs")
     with pytest.raises(CheckpointError, match=r"no run under outputs/ or multirun/: train one with `python .*, or"):

@@ -37,8 +37,8 @@ from generation.score import ScoringParams, score
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, open_checkpoint, read_meta
 from runs.directory import lock_run, written_settings
-from runs.resume import check_settings, find_run
-from runs.summary import read_summary
+from runs.resume import check_settings, find_run, refuse_used
+from runs.summary import Summary, read_summary, write_summary
 from train import train
 from training.config import OptimizerConfig, TrainConfig
 from training.run import Run
@@ -521,6 +521,19 @@ def test_a_strangers_run_with_a_link_or_a_fifo_for_a_log_cuts_and_writes_nothing
 
 
 # Two at once
+
+
+def test_the_page_of_a_finished_run_without_its_checkpoints_is_not_overwritten(tmp_path):
+    """One that was killed before its first checkpoint is begun anew."""
+    (tmp_path / "checkpoints").mkdir()
+    for status in ("running", "stopped", "failed"):
+        write_summary(tmp_path, Summary(status=status))
+        refuse_used(tmp_path)
+    write_summary(tmp_path, Summary(status="finished"))
+    with pytest.raises(SettingsError, match="whose checkpoints were removed: choose another, or remove it first"):
+        refuse_used(tmp_path)
+    with pytest.raises(SettingsError, match="holds no run .*: give a run's directory, or auto"):
+        find_run(str(tmp_path / "checkpoints/last"), None)
 
 
 @pytest.mark.slow
