@@ -36,6 +36,7 @@ from common.files import (
     share,
     user_path,
 )
+from common.text import plural
 from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
 from data.overlap import overlap, passage_length
@@ -242,9 +243,11 @@ def make_folder(
             notes += each.note_lines()
         for line in notes:
             log(line)
-        apart = splits_apart(source.files) if config.path else ""
+        apart = splits_apart(source.files) if config.path else []
         if apart:
-            log(f"Files whose names tell splits of a data set are one text here; {apart} keeps them apart.")
+            more = f", or those of {plural(len(apart) - 3, 'other')}," if len(apart) > 3 else ""
+            settings = f"{', or '.join(apart[:3])}{more}"
+            log(f"Files whose names tell splits of a data set are one text here; {settings} keeps them apart.")
         if validation and not validation.count:
             fault = f"has no text ({validation.describe()})"
             raise DataError(fault, "give a text", setting=validation.setting, value=validation.value)

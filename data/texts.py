@@ -650,11 +650,11 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
     return files
 
 
-def splits_apart(files: Iterable[str]) -> str:
-    """Return the settings that keep the splits of a data set apart, "" if it has none.
+def splits_apart(files: Iterable[str]) -> list[str]:
+    """Return for each kind of files the settings that keep the splits of a data set apart.
 
     The names of its files tell splits. They are files or folders whose names differ by a SPLIT_WORD, and perhaps by
-    numbers: wiki.train.tokens and wiki.valid.tokens, train/ and test/.
+    numbers: wiki.train.tokens and wiki.valid.tokens, train/ and test/. train.en and train.de are of two kinds.
     """
     paths = [Path(file) for file in files]
     root = Path(os.path.commonpath([path.parent for path in paths])) if paths else Path()
@@ -667,13 +667,14 @@ def splits_apart(files: Iterable[str]) -> str:
                 same = place.with_name(re.sub(r"\d+", "0", SPLIT_WORD.sub("split", place.name)))
                 named.setdefault(same, {}).setdefault(words[-1].lower(), set()).add(root / place)
                 break
+    found = []
     for by_word in named.values():
         learned = next((word for word in by_word if word.startswith("train")), None)
         held_out = sorted(by_word.keys() - {learned}, key=lambda word: (not word.startswith(("val", "dev")), word))
         if learned and held_out:
             typed = zip(("data.path", "data.val_path"), (learned, held_out[0]), strict=True)
-            return " ".join(shlex.quote(f"{setting}={one_path(by_word[word])}") for setting, word in typed)
-    return ""
+            found.append(" ".join(shlex.quote(f"{setting}={one_path(by_word[word])}") for setting, word in typed))
+    return found
 
 
 def one_path(places: Collection[Path]) -> str:

@@ -528,15 +528,40 @@ def test_the_settings_that_keep_the_splits_of_a_data_set_apart_are_named(tmp_pat
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     wanted = SPLITS[names]
-    settings = dict(each.split("=") for each in shlex.split(splits_apart(Source(DataConfig(path=str(tmp_path))).files)))
+    apart = splits_apart(Source(DataConfig(path=str(tmp_path))).files)
     if wanted is None:
-        assert not settings
+        assert not apart
     else:
+        (typed,) = apart
+        settings = dict(each.split("=") for each in shlex.split(typed))
         assert settings == {"data.path": f"{tmp_path}/{wanted[0]}", "data.val_path": f"{tmp_path}/{wanted[1]}"}
         learned, held = (
             read(Source(DataConfig(path=path, text_field="text", source="text"))) for path in settings.values()
         )
         assert learned and held and not {*learned} & {*held} and all("rain" in text for text in learned)
+
+
+@pytest.mark.parametrize(
+    ("train", "held"),
+    [
+        (("artist-train.txt", "lyrics-train.txt"), ("artist-val.txt", "lyrics-val.txt")),
+        (("train.de", "train.en"), ("valid.de", "valid.en")),
+        (("src-train.txt", "tgt-train.txt"), ("src-dev.txt", "tgt-dev.txt")),
+        (("de/train", "en/train"), ("de/test", "en/test")),
+        (tuple(f"{i}_train.txt" for i in "abcd"), tuple(f"{i}_test.txt" for i in "abcd")),
+    ],
+)
+def test_the_splits_of_each_kind_of_files_are_named(tmp_path, train, held):
+    """Those of the first alone were, as of names of artists beside their songs."""
+    for name in (*train, *held, "all.txt"):
+        file = tmp_path / name / "a.txt" if "/" in name else tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{name} has rain.\n" * 40)
+    pairs = [
+        f"data.path={tmp_path}/{one} data.val_path={tmp_path}/{other}" for one, other in zip(train, held, strict=True)
+    ]
+    config = DataConfig(path=str(tmp_path))
+    assert splits_apart(Source(config).files) == pairs
 
 
 def test_the_metadata_of_a_folder_of_parquet_are_none_of_its_files(tmp_path):
