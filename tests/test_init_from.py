@@ -12,6 +12,7 @@ import torch
 from conftest import random_gpt, run_here, some
 from test_resume import assert_same_run, stopped
 
+from cli.composition import compose_settings, register_inherited
 from common.errors import SettingsError
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
@@ -149,6 +150,13 @@ def test_a_model_that_the_weights_are_not_is_refused(pretrained, text_file, tmp_
         assert result.returncode == 1 and len(result.stderr.splitlines()) == 1, result.stderr
         assert named in result.stderr and f"init_from={pretrained}" in result.stderr
         assert "n_head=2 (" not in result.stderr and not list(tmp_path.glob("outputs/*/*/checkpoints"))
+
+
+@pytest.mark.slow
+def test_settings_composed_in_python_have_the_shape_of_the_pretrained_model(pretrained):
+    settings = compose_settings(register_inherited({"init_from": pretrained, "model.block_size": "24"}))
+    assert settings.model == replace(open_checkpoint(pretrained).model.config, block_size=24)
+    assert compose_settings(register_inherited({})).model.n_head == 4
 
 
 @pytest.mark.slow
