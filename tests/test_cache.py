@@ -248,7 +248,7 @@ def test_a_position_is_set_to_what_the_rows_hold_and_to_nothing_else():
 
 
 @pytest.mark.parametrize("failing", ["blocks.1", "lm_head"])
-@pytest.mark.parametrize("attention", ["sdpa", "mla", "sdpa+window", "delta", "sdpa/delta", "sdpa+key_offset"])
+@pytest.mark.parametrize("attention", some(["sdpa", "mla", "sdpa+window", "delta", "sdpa/delta", "sdpa+key_offset"], 3))
 @torch.no_grad()
 def test_a_pass_that_failed_is_repeated_as_if_nothing_had_been_or_refused(attention, failing):
     """A hook, Ctrl-C or too little memory ends it, when some layers have read its tokens or all."""
@@ -371,7 +371,9 @@ class Rounded(KVCache):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["sdpa", "linear", "delta", "kda", "short_conv", "sdpa+conv", "mla", "average"])
+@pytest.mark.parametrize(
+    "attention", some(["sdpa", "linear", "delta", "kda", "short_conv", "sdpa+conv", "mla", "average"], 3)
+)
 @pytest.mark.parametrize(("read", "more"), [(1, 4), (4, 1), (4, 2)])
 @torch.no_grad()
 def test_another_number_of_texts_is_refused_with_the_line_that_goes_on(read, more, attention):
@@ -503,7 +505,7 @@ def test_copies_of_a_block_are_given_places_of_their_own_in_a_cache():
             model(tokens, cache=KVCache(24))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "sdpa+value_residual", "delta", "mla"])
+@pytest.mark.parametrize("attention", some(["sdpa", "sdpa+value_residual", "delta", "mla"], 2))
 @pytest.mark.parametrize("training", [False, True])
 @torch.no_grad()
 def test_layers_that_share_their_weights_write_as_the_remedy_says(attention, training):

@@ -134,6 +134,7 @@ def test_a_run_with_code_can_be_sampled_scored_and_resumed_with_the_same_file_al
     assert read_meta(tmp_path / "run/checkpoints/step_6").progress.finished
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_file_and_its_neighbours_and_names_its_copy_where_they_are_gone(own, tmp_path):
     """A run whose file is gone could not be read any more."""
     asked = [*tiny(tmp_path, max_steps=2), "attention=relu", "code=own.py", "run_dir=run"]

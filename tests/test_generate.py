@@ -495,7 +495,7 @@ def offload(module):
         module.forward = with_weights
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "mla", "delta", "index"])
+@pytest.mark.parametrize("attention", some(["sdpa", "mla", "delta", "index"], 2))
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_whose_weights_are_offloaded_writes_and_is_scored(attention, tied):
     model = random_gpt(vocab_size=257, block_size=32, attention=attention, tie_embeddings=tied)

@@ -210,6 +210,7 @@ def test_a_larger_budget_goes_on_where_a_finished_run_ended(config):
     assert written_settings(Path(config.run_dir))["max_steps"] == 9
 
 
+@pytest.mark.slow
 def test_with_another_batch_size_a_run_goes_on_where_it_is_in_the_text_and_counts_what_it_has_read(config, monkeypatch):
     """The steps before were counted with the new size, and as many sequences were passed over, or read again."""
     read = []
@@ -368,6 +369,7 @@ def test_a_finished_run_says_what_to_raise_until_it_is_raised(config, end, caplo
     assert caplog.messages.count(said) == 1 and steps_of(config.run_dir)[-1] == 3
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_goes_on_with_another_text_is_scored_on_that_text(config, text_file):
     """Its loss was infinite, and its summary had the figures of the text before."""
     train(replace(config, max_steps=1))
