@@ -58,6 +58,18 @@ def user_path(setting: str, path: str) -> Path:
     return place
 
 
+def without_dots(path: Path) -> Path:
+    """Return a path without `..`, so that a file has one name in every current folder.
+
+    What stands before the last one is resolved, with its links; what stands behind it is kept.
+    """
+    parts = path.parts
+    if ".." not in parts:
+        return path
+    end = len(parts) - parts[::-1].index("..")
+    return Path(*parts[:end]).resolve() / Path(*parts[end:])
+
+
 def without_shell_signs(path: str) -> str:
     """Return a path without quotes around it, and without backslashes before blanks and signs.
 

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from common.errors import DataError, first_line, format_value, naming
-from common.files import reading, replacing, user_path
+from common.files import reading, replacing, user_path, without_dots
 from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
 from data.encoding import Damage, NotText, check_text, read_as
@@ -607,7 +607,7 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
     def fail(error: OSError) -> None:  # os.walk() would pass over a closed folder
         raise OSError(error.errno, f"{error.strerror}: {error.filename}")
 
-    root = user_path(setting, path)
+    root = without_dots(user_path(setting, path))
     found = [root]
     with reading(setting, path):
         if root.is_dir():

@@ -156,6 +156,30 @@ def test_the_fingerprint_changes_with_the_files_and_settings_and_only_with_them(
     assert len(seen) == 7 and Source(DataConfig(source="hf", name=str(tmp_path))).files, "a local dataset is known too"
 
 
+def test_a_text_is_the_same_one_from_every_folder(tmp_path, monkeypatch):
+    (tmp_path / "texts/inner").mkdir(parents=True)
+    (tmp_path / "elsewhere/deep").mkdir(parents=True)
+    (tmp_path / "texts/a.txt").write_text("one")
+    (tmp_path / "texts/inner/b.txt").write_text("two")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere/deep")
+    for name in ("texts/a.txt", "texts", "texts/*.txt", "texts/**/*.txt"):
+        monkeypatch.chdir(tmp_path)
+        found = of_path(name)
+        for folder, typed in (
+            ("texts/inner", f"../../{name}"),
+            ("texts", f"inner/../../{name}"),
+            ("texts", f"../texts/../{name}"),
+            (".", f"link/../../{name}"),  # .. is above the folder that a link names
+            (".", str(tmp_path / "texts" / ".." / name)),
+        ):
+            monkeypatch.chdir(tmp_path / folder)
+            same = of_path(typed)
+            assert (same.files, same.fingerprint) == (found.files, found.fingerprint), (folder, typed)
+            assert read(same) == read(found)
+    with pytest.raises(SettingsError, match=r"data.path=\.\./none.txt names no regular file"):
+        of_path("../none.txt")
+
+
 # What is in them
 
 
