@@ -231,6 +231,13 @@ ALIASES = {
         ("workers", "num_workers", "n_workers", "dataloader_num_workers", "num_proc", "preprocessing_num_workers"),
         "batch_size: its tokens are prepared once and then read without other processes",
     ),
+    **dict.fromkeys(
+        (
+            *("progress", "progress_bar", "show_progress", "enable_progress_bar", "no_progress", "disable_progress"),
+            *("progress_bar_refresh_rate", "tqdm", "use_tqdm", "disable_tqdm", "quiet", "silent"),
+        ),
+        "log_interval: TQDM_DISABLE=1 before the command leaves out the bar of a terminal",
+    ),
     "eval_iters": "eval_tokens: the targets that an evaluation scores",
     **dict.fromkeys(
         ("eval_at_start", "eval_on_start", "eval_first", "eval_before_training", "initial_validation"),

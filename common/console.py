@@ -69,13 +69,16 @@ def lacks_width() -> bool:
 
 
 def progress_bar(**options: Any) -> Bar:
-    """Return a bar, hidden in a sweep's worker and on a terminal that is dumb or has no width."""
-    is_worker = parent_process() is not None
+    """Return a bar, hidden in a sweep's worker and on a terminal that is dumb or has no width.
+
+    It is also hidden by tqdm's own variable, TQDM_DISABLE=1.
+    """
+    is_hidden = parent_process() is not None or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
     # None lets tqdm hide the bar if stderr is no terminal, which a notebook's never is.
     disable = False if in_notebook() else os.environ.get("TERM") == "dumb" or lacks_width() or None
     # Without its thread a bar must ask for the time at each update, or it would stand still when steps become slow.
     # It is drawn once a second: a notebook keeps each drawing, and ten a second, tqdm's default, are 14 MB an hour.
-    return Bar(disable=is_worker or disable, dynamic_ncols=True, miniters=1, mininterval=1, **options)
+    return Bar(disable=is_hidden or disable, dynamic_ncols=True, miniters=1, mininterval=1, **options)
 
 
 def ending_signals() -> list[int]:

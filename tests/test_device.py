@@ -474,6 +474,11 @@ def test_bars_are_for_terminals_that_can_go_back_and_for_notebooks(monkeypatch, 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with progress_bar(total=2) as bar:
         assert bar.disable is not shown
+    for asked in ("0", "1"):  # tqdm's own variable
+        monkeypatch.setenv("TQDM_DISABLE", asked)
+        with progress_bar(total=2) as bar:
+            assert bar.disable is not (shown and asked == "0")
+    monkeypatch.delenv("TQDM_DISABLE")
     monkeypatch.setattr("common.console.parent_process", lambda: "a sweep")
     with progress_bar(total=2) as bar:
         assert bar.disable

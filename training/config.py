@@ -280,7 +280,8 @@ class TrainConfig:
     loss: while the scale is above 1, 16 more are allowed."""
 
     log_interval: int = 10
-    """Steps between lines of metrics.jsonl."""
+    """Steps between lines of metrics.jsonl. A terminal shows a progress bar besides; TQDM_DISABLE=1 before the command
+    leaves it out."""
     eval_interval: int = 150
     """Steps between evaluations. Each scores a fifth as many targets as these steps train on,
     16,384 to 524,288, spread over the validation text. The last one scores a fifth of all steps' targets."""
