@@ -227,7 +227,8 @@ def run_job(cfg: DictConfig) -> Any:
     own = HydraConfig.get()
     number = own.job.num
     folder = Path(own.runtime.output_dir)
-    varied = " ".join(override for override in own.overrides.task if override not in sys.argv)
+    typed = {override.partition("=")[0]: override for override in sys.argv}  # of a setting typed twice the last
+    varied = " ".join(override for override in own.overrides.task if override not in typed.values())
     log.info("job %s: %s", number, varied)
     begun = False
     try:

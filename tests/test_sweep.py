@@ -775,6 +775,17 @@ def test_texts_and_folders_of_a_sweep_are_those_of_a_run(tmp_path, monkeypatch):
     assert written["tags"] == ["2024_01", "1e3", "True", "x", "2.0"]
 
 
+def test_a_job_is_called_by_the_value_that_varies_though_it_is_typed_before(tmp_path, monkeypatch):
+    """Behind seed=1 the job of seed=1,2 with that value had no name, here and in wandb."""
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"as {config.wandb.name}")
+    told = run_here("-m", "seed=1", "max_steps=3", "seed=1,2", "dry_run=true", cwd=tmp_path)
+    assert re.findall(r"^(?:job|as) .*", told.stdout, re.M) == [
+        line
+        for seed in (1, 2)
+        for line in (f"job {seed - 1}: seed={seed} dry_run=True", f"as {seed - 1} seed={seed} dry_run=True")
+    ]
+
+
 # Overrides, and the seeds of the jobs that remain; all but the last have repeated ones.
 SAME = [
     (["seed=1,1,2"], "12"),
