@@ -1,5 +1,6 @@
 """A stopped run is resumed to the same bits: weights, losses, metrics; and only as itself."""
 
+import errno
 import json
 import logging
 import os
@@ -314,6 +315,21 @@ def test_from_the_command_line_a_run_has_its_own_settings_but_for_what_is_typed(
     for typed, said in refusals.items():
         refused = run_here("train.py", *typed.split(), cwd=tmp_path)
         assert refused.returncode == 1 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+def test_a_run_that_may_not_be_written_to_is_resumed_as_a_copy(tmp_path, monkeypatch):
+    """It told to choose a folder, and resume= takes no other one."""
+
+    def closed(run: Path, *_) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(run / "train.log"))
+
+    monkeypatch.setattr("training.start.lock_run", closed)
+    (tmp_path / "checkpoints/step_1").mkdir(parents=True)
+    said = (
+        r"resume=\S+ cannot be written \(Permission denied.*\): copy the run to a folder with room .*, and resume the"
+    )
+    with pytest.raises(SettingsError, match=said), ExitStack() as stack:
+        training.start.checkpoint_to_resume(TrainConfig(resume=str(tmp_path)), stack)
 
 
 @pytest.mark.slow

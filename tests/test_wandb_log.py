@@ -292,6 +292,10 @@ def test_wandbs_files_are_where_the_environment_says(config, sessions, tmp_path,
     monkeypatch.setenv("WANDB_DIR", "~/in the home")
     train(replace(config, max_steps=1, run_dir=str(tmp_path / "third")))
     assert sessions.pop().given["dir"] == str(tmp_path / "in the home") and (tmp_path / "in the home").is_dir()
+    with monkeypatch.context() as closed:
+        closed.setattr(os, "access", lambda *asked: False)
+        train(replace(config, max_steps=1, run_dir=str(tmp_path / "fourth")))
+    assert f"wandb failed (WANDB_DIR={tmp_path}/in the home may not be written to: name another" in caplog.text
     monkeypatch.setenv("WANDB_DIR", "")
     train(replace(config, max_steps=1, run_dir=str(tmp_path / "second")))
     assert sessions[1].given["dir"] == str(tmp_path / "second")

@@ -71,6 +71,7 @@ CORE_SPEED = 50e9
 PLACES = {"data.path", "data.val_path", "code", "init_from"}  # which may differ from machine to machine
 FEWEST_IDS = 257  # a tokenizer has at least the bytes and <|endoftext|>
 WRITABLE = "choose a folder on a disk with room that you may write to"
+COPY = "copy the run to a folder with room that you may write to, and resume the copy"
 
 
 @contextmanager
@@ -503,7 +504,7 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> Saved | None:
     """
     run = find_run(config.resume, config.run_dir) if config.resume else None
     if run:
-        with os_errors_named("resume", run, "written", WRITABLE):
+        with os_errors_named("resume", run, "written", COPY):
             # Lock the run first, so that no other process writes a later checkpoint.
             lock_run(run, stack, "resume")
             return newest_intact(run)
@@ -519,8 +520,9 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
     It gets the settings, a copy of the file of code=, and the log, and stays locked until the stack is closed.
     """
     directory = saved.path.parent.parent if saved else Path(run.config.run_dir or "outputs")
-    with os_errors_named("resume" if saved else "run_dir", directory, "written", WRITABLE):
-        refuse_full_disk(run, user_path("run_dir", str(directory)), "resume" if saved else "run_dir")
+    setting, remedy = ("resume", COPY) if saved else ("run_dir", WRITABLE)
+    with os_errors_named(setting, directory, "written", remedy):
+        refuse_full_disk(run, user_path("run_dir", str(directory)), setting)
 
         # Lock a new directory; that of a resumed run is locked already. Ask again if it is used: another run may have
         # begun and ended here meanwhile.

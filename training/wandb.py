@@ -56,9 +56,11 @@ class Wandb(Logger):
             if run_id in TAKEN:  # as by an earlier cell of a notebook, whose run this one would overwrite
                 raise SettingsError(f"WANDB_RUN_ID={run_id} is an earlier run of this process", "unset WANDB_RUN_ID")
             TAKEN.add(run_id)
-        # wandb would take a temporary folder in place of one that is not there.
+        # wandb would take a temporary folder in place of one that is not there, or is closed.
         self.folder = Path(os.environ.get("WANDB_DIR") or run.directory).expanduser()
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.folder, os.R_OK | os.W_OK):
+            raise SettingsError(f"WANDB_DIR={self.folder} may not be written to", "name another folder")
         self.hooks = sys.exit, sys.excepthook  # wandb takes their place, and does not give it back
         self.session = wandb.init(
             project=project,
