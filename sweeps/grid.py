@@ -98,6 +98,11 @@ class Grid(Sweeper):
         if launcher in EXTRAS and config.hydra.launcher._target_ not in installed:
             remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
             raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
+        minutes = OmegaConf.select(config, "hydra.launcher.timeout_min")
+        delay = (OmegaConf.select(config, "hydra.launcher.signal_delay_s") or 0) / 60
+        if minutes is not None and minutes <= delay:
+            remedy = f"name more than {delay:g}{', at most the limit of the partition' if delay else ''}"
+            raise SettingsError(f"hydra.launcher.timeout_min={minutes} leaves a job no time", remedy)
         if OmegaConf.select(config, "hydra.job.chdir"):
             problem = "hydra.job.chdir=true moves jobs away from the folder in which their paths were typed"
             raise SettingsError(problem, "leave it out: a job's files are in its folder without it")

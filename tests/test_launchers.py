@@ -207,6 +207,22 @@ def test_a_mistake_ends_in_one_sentence_and_status_1(mistake, tmp_path):
     assert re.search(MISTAKES[mistake], result.stderr), result.stderr
 
 
+@needs_submitit
+@pytest.mark.parametrize(
+    ("asked", "remedy"),
+    [
+        ("local timeout_min=0", "name more than 0."),
+        ("slurm timeout_min=2", "name more than 2, at most the limit of the partition."),
+        ("slurm timeout_min=5 signal_delay_s=330", "name more than 5.5, at most the limit of the partition."),
+    ],
+)
+def test_a_job_that_would_be_stopped_as_it_begins_is_refused(asked, remedy, tmp_path):
+    launcher, *settings = asked.split()
+    typed = [f"hydra.launcher.{setting}" for setting in settings]
+    refused = run_here("-m", f"hydra/launcher=submitit_{launcher}", *typed, "seed=1,2", cwd=tmp_path)
+    assert refused.stderr == f"error: {typed[0]} leaves a job no time: {remedy}\n" and not [*tmp_path.iterdir()]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(shutil.which("srun")), reason="there is a Slurm here")
 @needs_submitit
