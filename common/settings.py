@@ -63,7 +63,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
             if argument.startswith("#"):  # of a command pasted with its comment
                 remedy = "leave out the comment, or let zsh do so from now on: setopt interactivecomments"
             if name in ("--local-rank", "--local_rank"):
-                remedy = "type torchrun in place of python -m torch.distributed.launch, which adds it"
+                remedy = "leave it out, and type torchrun in place of python -m torch.distributed.launch, which adds it"
             if WANDB_SWEEP and name.startswith("--"):  # as the agent types them by default
                 remedy = WANDB_COMMAND
             raise SettingsError(f"cannot read {argument!r}", remedy)

@@ -477,6 +477,7 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ),
         ("eval.py", "#bits per byte", "cannot read '#bits': leave out the comment"),
         ("train.py", "--local-rank=0", "type torchrun in place of python -m torch.distributed.launch, which adds it"),
+        ("train.py", "--local_rank 0", "cannot read '--local_rank': leave it out, and type torchrun"),
         ("train.py", "seed=1 --local_rank 1", "type torchrun in place of python -m torch.distributed.launch"),
         ("sample.py", "bogus", "cannot read 'bogus'"),
         ("export.py", "demo.html", "cannot read 'demo.html': settings are typed"),
