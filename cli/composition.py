@@ -79,9 +79,15 @@ def register_inherited(typed: dict[str, str]) -> dict[str, str]:
 def sweep(overrides: list[str], typed: dict[str, str]) -> None:
     """Run each job of a sweep."""
     register_inherited(typed)
-    # A + means nothing to a setting that exists already; only Hydra's own may be added to.
-    plain = [o if o.lstrip("+").startswith("hydra") else o.lstrip("+") for o in overrides]
-    call_hydra(["-m", *(quoted_as_typed(override, TEXTS) for override in plain)])
+    call_hydra(["-m", *(quoted_as_typed(override, TEXTS) for override in without_plus(overrides))])
+
+
+def without_plus(overrides: list[str]) -> list[str]:
+    """Return overrides without a +, which means nothing to a setting that exists already.
+
+    Only Hydra's own settings may be added to.
+    """
+    return [each if each.lstrip("+").startswith("hydra") else each.lstrip("+") for each in overrides]
 
 
 def run_single(typed: dict[str, str], searched: list[str]) -> None:

@@ -33,7 +33,8 @@ def start(arguments: list[str]) -> None:
     asked = arguments[arguments.index("--cfg") + 1 :] if "--cfg" in arguments else []
     if asked[:1] in SHOWN or arguments[:1] in COMPLETION:
         composition().register_schema({})
-        composition().call_hydra([argument for argument in arguments if argument not in SWEEP])
+        shown = [argument for argument in arguments if argument not in SWEEP]
+        composition().call_hydra(composition().without_plus(shown))
         return
     arguments, searched = take_folder(arguments)
     is_sweep = bool(set(SWEEP) & set(arguments))

@@ -266,7 +266,7 @@ def test_help_begins_with_what_the_command_does_under_python_oo_too():
     assert done.stdout.startswith("Measure how well a checkpoint predicts text:  python eval.py")
 
 
-@pytest.mark.parametrize("typed", ["--cfg job model=small", "-m model=small --cfg job"])
+@pytest.mark.parametrize("typed", ["--cfg job +model=small", "-m model=small --cfg job"])
 def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_path, typed):
     shown = run_here("train.py", *typed.split(), cwd=tmp_path)
     assert shown.returncode == 0 and "n_embd: 512" in shown.stdout and not list(tmp_path.iterdir())
