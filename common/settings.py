@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
@@ -181,6 +182,8 @@ def texts(value: Any) -> list[str]:
     # BaseLoader leaves every item a text: no is not False, 1 not a number.
     parsed = value
     if isinstance(value, str):
+        if value.startswith("extend_list("):  # of hydra-core 1.4, in sweeps
+            raise ValueError("a whole list is wanted")
         parsed = yaml.load(value, yaml.BaseLoader) if value[:1] == "[" else unescaped(value)
     items = [*parsed] if isinstance(parsed, (list, tuple)) else [parsed]
     if any(isinstance(item, (list, dict, NoneType)) for item in items):
@@ -228,6 +231,10 @@ def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
         if meant in ("attention", "model.n_kv_head"):
             remedy = f"'python train.py init_from=RUN {meant}=…' trains one that begins with its weights, if they fit"
         return SettingsError(f"there is no setting {name}", f"the checkpoint has those of its model; {remedy}")
+    # It may be meant to add to a list: wandb.tags.+=c, wandb.tags.2=c, wandb.tags[2]=c.
+    whole = re.sub(r"\.?\+$|\.\d+$|\[\d*\]$|\.append$", "", name)
+    if whole != name and whole in names:
+        return SettingsError(f"there is no setting {name}", f"a list is typed whole, as in '{whole}=[A,B]'")
     # Another trainer may call it so, perhaps in another group.
     for word in (name, name.rpartition(".")[2]):
         ours, _, difference = ALIASES.get(word.lower().replace("-", "_"), "").partition(": ")
