@@ -82,6 +82,13 @@ def sweep(overrides: list[str], typed: dict[str, str]) -> None:
     call_hydra(["-m", *(quoted_as_typed(override, TEXTS) for override in without_plus(overrides))])
 
 
+def show(arguments: list[str]) -> None:
+    """Let Hydra print the settings of a job for --cfg, or complete a word for a shell."""
+    given = [argument.lstrip("+").partition("=") for argument in arguments if not argument.startswith("-")]
+    register_inherited({name: value for name, equals, value in given if equals})
+    call_hydra([quoted_as_typed(argument, TEXTS) for argument in without_plus(arguments)])
+
+
 def without_plus(overrides: list[str]) -> list[str]:
     """Return overrides without a +, which means nothing to a setting that exists already.
 

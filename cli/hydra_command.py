@@ -32,9 +32,7 @@ def start(arguments: list[str]) -> None:
     """Run what is typed after train.py: a run, a sweep, or --cfg."""
     asked = arguments[arguments.index("--cfg") + 1 :] if "--cfg" in arguments else []
     if asked[:1] in SHOWN or arguments[:1] in COMPLETION:
-        composition().register_schema({})
-        shown = [argument for argument in arguments if argument not in SWEEP]
-        composition().call_hydra(composition().without_plus(shown))
+        composition().show([argument for argument in arguments if argument not in SWEEP])
         return
     arguments, searched = take_folder(arguments)
     is_sweep = bool(set(SWEEP) & set(arguments))
