@@ -192,8 +192,9 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
         return
     known = {name for schema in SCHEMAS.values() for name in setting_hints(schema)} | {*GROUPS}
     known |= {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir"}
-    for file in (ROOT / "conf/hydra/sweeper").glob("*.yaml"):
-        known |= {f"hydra.sweeper.{name}" for name in yaml.safe_load(file.read_text())}
+    for group in ("sweeper", "launcher"):
+        for file in (ROOT / "conf/hydra" / group).glob("*.yaml"):
+            known |= {f"hydra.{group}.{name}" for name in yaml.safe_load(file.read_text())}
     groups = "data|model|tokenizer|optimizer|schedule|wandb|plan"
     dotted = rf"`((?:{groups})\.(?!json`|safetensors`)[a-z_]+(?:\.[a-z_]+)?)`"
     for name in re.findall(rf"{dotted}|`([a-z_.]+)=[^`\n]*`", _without_code(page)):
