@@ -214,7 +214,8 @@ class _SummedNats(torch.autograd.Function):
         summed = torch.zeros((), device=x.device)
         grad_x = torch.empty_like(rows)
         grad_lm_head = torch.zeros_like(lm_head, dtype=torch.promote_types(weight.dtype, torch.float32))
-        for part in (slice(first, first + size) for first in range(0, len(rows), size)):
+        for chunk in range(-(-len(rows) // size)):  # a range of the rows binds a compiler to their number
+            part = slice(chunk * size, (chunk + 1) * size)
             nats, at_target, slope = loss_and_gradient(rows[part], lm_head, targets[part], ids, softcap)
             # Each row's derivative by its target's logit. scatter_() would convert all of a bf16 matrix, and back.
             slope[torch.arange(len(slope), device=x.device), targets[part, 0]] = at_target[:, 0]

@@ -114,6 +114,25 @@ for form in sys.argv[1:]:
     moved = all(weight.grad.any() for weight in gpt.parameters())  # also those of an indexer
     print(form, max(each.abs().max().item() for each in (loss - plain, *apart)) < 1e-4, moved)
 """
+# How often the loss of texts of six lengths is compiled, and the furthest that it is from that of the logits.
+LENGTHS = """
+import torch
+from torch._dynamo.testing import CompileCounter
+from model.loss import fused_cross_entropy
+
+torch.manual_seed(0)
+counter = CompileCounter()
+loss = torch.compile(fused_cross_entropy, backend=counter, dynamic=True)
+weight = torch.randn(11, 4, requires_grad=True)
+apart = []
+for tokens in (5, 9, 17, 31, 40, 64):
+    x, targets = torch.randn(3, tokens, 4), torch.randint(11, (3, tokens))
+    made = loss(x, weight, targets)
+    wanted = torch.nn.functional.cross_entropy((x @ weight.T).mT, targets, reduction="sum")
+    gradients = [torch.autograd.grad(each, weight)[0] for each in (made, wanted)]
+    apart += [abs(made - wanted).item(), (gradients[0] - gradients[1]).abs().max().item()]
+print(counter.frame_count, max(apart) < 1e-4)
+"""
 ROOT = Path(__file__).parent.parent
 # Every form and modifier is compiled in test_recompute.py.
 COUNTED = ["sdpa", "matmul", "softcap", "sparsemax", "linear", "kda", "index", "mla+gate", "delta+gate_element"]
@@ -203,3 +222,8 @@ def test_model_and_loss_are_one_graph_for_those_who_compile_them_whole():
 def test_each_run_of_a_process_is_compiled_though_torch_keeps_eight(tmp_path):
     found = [line for line in lines(MANY, str(tmp_path)) if line.startswith("frames")]
     assert len(found) == 10 and "frames 0" not in found, found
+
+
+@pytest.mark.slow
+def test_the_loss_is_compiled_once_for_texts_of_many_lengths():
+    assert lines(LENGTHS) == ["1 True"]
