@@ -557,6 +557,13 @@ def read_config(where: str) -> GPTConfig:
         if any(word in kind for word in OTHER_HEADS):
             raise HuggingFaceError(f"is a {kind}, which writes no text", f"choose a {target.name}", value=where)
 
+        # A class of their own, beside the weights, may compute something else. It is never run.
+        code = settings.get("auto_map") or {}
+        own = code.get("AutoModelForCausalLM") or code.get("AutoModel")
+        if own:
+            remedy = f"choose a {target.name}, or take auto_map out of its config.json if they compute the same"
+            raise HuggingFaceError(f"has code of its own ({own}), which is not run", remedy, value=where)
+
         # Derive the settings that depend on several of theirs.
         fixed = target.fixed | {"is_causal": True}  # else all of their classes let a token see those after it
         ours = dict(target.settings)

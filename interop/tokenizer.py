@@ -232,11 +232,13 @@ def _tell_borders(content: dict[str, Any], special: dict[str, int], file: Path) 
 
 
 def _tell_lost(folder: Path) -> None:
-    """Warn of a chat template and settings of sampling, which a checkpoint does not keep."""
+    """Warn of what a checkpoint does not keep: a chat template, settings of sampling, code."""
     files = [folder / name for name in ("tokenizer_config.json", "generation_config.json")]
     of_tokenizer, of_text = (json.loads(read_foreign(each)) if each.exists() else {} for each in files)
     if of_tokenizer.get("chat_template") or any(folder.glob("chat_template.*")):
         log.warning("%s: its chat template is not kept: docs/interop.md puts it beside an export.", folder)
+    if (of_tokenizer.get("auto_map") or {}).get("AutoTokenizer"):
+        log.warning("%s: its tokenizer has code of its own, which is not run: its tokenizer.json is read.", folder)
     drawn = [f"{name}={of_text[name]}" for name in SAMPLING if of_text.get(name) is not None]
     if drawn and of_text.get("do_sample"):
         log.warning(

@@ -234,6 +234,8 @@ def test_weights_in_several_files_and_in_half_precision_are_read(tmp_path):
     [
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function=relu: choose a model with"),
         ({"model_type": "mamba"}, "is a mamba: choose a model of arcee, gpt2, llama, mistral, qwen2, qwen3, smollm3."),
+        ({"auto_map": {"AutoModelForCausalLM": "mine.Mine"}}, "own .mine.Mine., .*: choose a Qwen3ForCausalLM"),
+        ({"auto_map": {"AutoModel": "mine.Body"}}, "code of its own .mine.Body., which is not run"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05: choose a model with rms_norm_eps=1e-06"),

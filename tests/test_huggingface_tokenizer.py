@@ -346,6 +346,17 @@ def test_a_chat_template_and_settings_of_sampling_are_told_not_kept(bpe, tmp_pat
     assert caplog.messages[2:] == [template, sampling]
 
 
+def test_code_of_a_tokenizer_is_not_run_and_told(bpe, tmp_path, caplog):
+    save_tokenizer_json(bpe, tmp_path, 16)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": bpe.eot_token}))
+    (tmp_path / "theirs.py").write_text("raise SystemExit")
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"auto_map": {"AutoTokenizer": ["theirs.T", None]}}))
+    assert read_tokenizer_json(tmp_path).encode_ordinary("a b") == bpe.encode_ordinary("a b")
+    (told,) = caplog.messages
+    assert told.endswith("its tokenizer has code of its own, which is not run: its tokenizer.json is read.")
+
+
 def test_tokens_that_begin_and_end_a_text_there_and_not_here_are_told(bpe, tmp_path, caplog):
     """As those of Llama 3: the first has no place here, and one of several ends a text."""
     special = {"<|begin|>": len(bpe._mergeable_ranks), "<|end|>": bpe.eot_token + 1, "<|turn|>": bpe.eot_token + 2}
