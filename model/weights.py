@@ -1,5 +1,6 @@
 """The weights of a model in files: under their plain names, in safetensors."""
 
+import inspect
 import os
 import re
 from collections.abc import Container
@@ -13,8 +14,7 @@ from torch import Tensor, nn
 from common.errors import SettingsError
 from model.attention import SOFTMAX
 from model.attention.layer import MultiHeadAttention
-from model.gpt import GPT, MLP
-from model.layers import LayerNorm, RMSNorm
+from model.gpt import GPT, MLP, Block, SwiGLU
 from model.ngrams import NGrams
 from model.rope import Pope
 from model.size import without_weights
@@ -70,11 +70,18 @@ def check_choices(model: GPT, but: Container[str] = ()) -> None:
     """Raise SettingsError if a setting without weights was changed in a made model.
 
     Such a setting had its effect then: the model computes as before, and one that is built by the settings otherwise.
-    A layer's scale has no setting: it may not be set by hand either. but: settings that a file takes from the layers.
+    The same is true of a block, a layer or an MLP in whose place one of another class has weights of the same names. A
+    layer's scale has no setting: it may not be set by hand either. but: settings that a file takes from the layers.
     """
     model = uncompiled(model)
     made = {plain_name(name): module for name, module in model.named_modules()}
     for name, module in without_weights(model.config).named_modules():
+        # Such as a block whose norms come after attention and MLP.
+        given = made.get(name, module)
+        form = getattr(module, "form", None)  # two forms may compute the same
+        if getattr(given, "form", form) == form and _is_replaced(given, module):
+            problem = f"the model's {name} is a {type(given).__name__}, which no setting of a model makes"
+            raise SettingsError(problem, "torch.save(model.state_dict(), FILE) keeps a model with parts of one's own")
         choices = _choices(made[name]) if name in made else {}
         for setting, choice in _choices(module).items():
             if setting not in but and choices.get(setting, choice) != choice:
@@ -87,10 +94,28 @@ def check_choices(model: GPT, but: Container[str] = ()) -> None:
                 raise SettingsError(problem, remedy)
 
 
+def _is_replaced(given: nn.Module, module: nn.Module) -> bool:
+    """Return whether a block, a layer or an MLP has other functions than that of the settings.
+
+    module: that of the settings. A class that is defined again has functions of the same names; one of FSDP inherits
+    ours.
+    """
+    if not isinstance(module, (Block, MultiHeadAttention, MLP, SwiGLU)):
+        return False
+    functions = inspect.getmembers(type(module), inspect.isfunction)
+    own = [(name, function) for name, function in functions if getattr(nn.Module, name, None) is not function]
+    return any(_place(getattr(type(given), name, None)) != _place(function) for name, function in own)
+
+
+def _place(function: Any) -> tuple[str | None, str | None]:
+    """Return the module and the full name of a function."""
+    return getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+
+
 def _choices(module: nn.Module) -> dict[str, Any]:
     """Return what a module computes with besides weights, by the setting that chose it."""
-    if isinstance(module, (RMSNorm, LayerNorm)):
-        return {"norm": type(module), "norm_eps": module.eps}
+    if isinstance(module, (nn.RMSNorm, nn.LayerNorm)):  # ours or torch's
+        return {"norm": isinstance(module, nn.RMSNorm), "norm_eps": module.eps}
     if isinstance(module, MLP):
         return {"mlp": repr(module.activation)}  # a partial that was copied is no longer equal
     if isinstance(module, Pope):

@@ -22,9 +22,10 @@ from generation.score import ScoringParams, token_nats
 from interop.huggingface import from_huggingface, to_huggingface
 from model.apart import contributions
 from model.attention import FORMS, MODIFIERS, AttentionContext, make_attention
+from model.attention.layer import MultiHeadAttention
 from model.cache import KVCache
 from model.config import GPTConfig
-from model.gpt import GPT
+from model.gpt import GPT, Block, SwiGLU
 from model.heads import for_each_layer
 from model.layers import Linear
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
@@ -217,6 +218,105 @@ def test_a_setting_that_is_changed_after_the_model_was_made_is_not_written(name,
     with pytest.raises(SettingsError, match=told):
         save_checkpoint(tmp_path / "changed", model=model, tokenizer=None, config={"model": {}})
     assert not (tmp_path / "changed").exists()
+
+
+class PostNorm(nn.Module):
+    """A block as in Vaswani et al. 2017, with the weights' names of ours."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.attention_norm, self.attention = block.attention_norm, block.attention
+        self.mlp_norm, self.mlp = block.mlp_norm, block.mlp
+
+    def forward(self, x, ctx):
+        x = self.attention_norm(x + self.attention(x, ctx))
+        return self.mlp_norm(x + self.mlp(x))
+
+
+class PostNormBlock(Block):
+    def _forward(self, x, ctx):
+        return PostNorm.forward(self, x, ctx)
+
+
+class Doubled(SwiGLU):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Halved(MultiHeadAttention):
+    def attend(self, call, x, ctx):
+        return super().attend(call, x, ctx) / 2
+
+
+class Bare(nn.Module):
+    """A layer of torch's alone."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.__dict__["_modules"] |= dict(layer.named_children())
+        self.layer_idx = layer.layer_idx
+
+    def forward(self, x, ctx):
+        return self.o_proj(x)
+
+
+def bare_attention(block):
+    block.attention = Bare(block.attention)
+    return block
+
+
+def own_attention(block):
+    block.attention.__class__ = Halved
+    return block
+
+
+def own_block(block):
+    block.__class__ = PostNormBlock
+    return block
+
+
+def own_mlp(block):
+    block.mlp.__class__ = Doubled
+    return block
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (PostNorm, "s.1"),
+        (own_block, "s.1"),
+        (own_attention, "s.1.attention"),
+        (bare_attention, "s.1.attention"),
+        (own_mlp, "s.1.mlp"),
+    ],
+)
+def test_a_block_layer_or_mlp_of_ones_own_with_the_same_weights_is_not_written_as_ours(change, part, tmp_path):
+    model, tokens = random_gpt(), torch.randint(61, (1, 16))
+    before = model(tokens)
+    model.blocks[1] = change(model.blocks[1])
+    assert not torch.allclose(model(tokens), before, atol=1e-3)
+    told = (
+        f"the model's block{part} is a (PostNorm|PostNormBlock|Halved|Bare|Doubled), which no setting of a model makes"
+    )
+    with pytest.raises(SettingsError, match=told):
+        save_checkpoint(tmp_path / "own", model=model, tokenizer=None, config={"model": {}})
+    with pytest.raises(SettingsError, match=told):
+        to_huggingface(model, tmp_path / "folder")
+
+
+def test_a_norm_of_torchs_own_is_written_if_it_is_the_one_of_the_settings(tmp_path):
+    model, tokens = random_gpt(norm="rmsnorm"), torch.randint(61, (1, 16))
+    weight = model.blocks[1].mlp_norm.weight
+    for number, norm in enumerate((nn.RMSNorm(32, eps=1e-2), nn.LayerNorm(32, bias=False), nn.RMSNorm(32, eps=1e-6))):
+        norm.weight = weight
+        model.blocks[1].mlp_norm = norm
+        if number < 2:
+            with pytest.raises(
+                SettingsError, match=r"config.norm\w* is .*, and the model's blocks.1.mlp_norm was made"
+            ):
+                to_huggingface(model, tmp_path / str(number))
+    to_huggingface(model, tmp_path / "same")
+    close(from_huggingface(str(tmp_path / "same"))(tokens), model(tokens))
 
 
 # The other settings: they shape a weight, or change no logit, or are read whenever the model runs.
