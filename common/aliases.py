@@ -92,6 +92,39 @@ ALIASES = {
     "intermediate_size": "model.n_inner",
     "tie_word_embeddings": "model.tie_embeddings",
     "hidden_act": "model.mlp",
+    **dict.fromkeys(
+        ("rope_base", "rotary_base", "rotary_emb_base", "rope_freq_base", "rotary_theta"),
+        "model.rope_theta",
+    ),
+    **dict.fromkeys(("rotary_pct", "rotary_percent", "partial_rotary_factor"), "model.rope_fraction"),
+    **dict.fromkeys(
+        ("sliding_window", "sliding_window_size", "window_size", "attn_window"),
+        "model.attention_window: of layers with attention=sdpa+window",
+    ),
+    **dict.fromkeys(
+        (
+            *("flash", "flash_attn", "flash_attention", "flash_attention_2", "use_flash", "use_flash_attn"),
+            *("use_flash_attention", "use_flash_attention_2", "enable_flash_attn", "enable_flash_attention"),
+            *("use_sdpa", "attn_implementation", "attention_implementation", "attn_impl", "attention_backend"),
+        ),
+        "attention device: sdpa takes FlashAttention where it can; python -m model.attention.choose sdpa says where",
+    ),
+    **dict.fromkeys(
+        (
+            *("norm_first", "pre_norm", "prenorm", "pre_ln", "post_norm", "postnorm", "post_ln", "norm_position"),
+            *("norm_placement", "normalize_before", "do_layer_norm_before", "use_post_layernorm"),
+        ),
+        "model.norm: it comes before attention and MLP; docs/library.md has a block with norms after them",
+    ),
+    **dict.fromkeys(
+        ("init_std", "initializer_range", "init_method", "init_method_std", "weight_init", "initialization"),
+        "init_from: docs/library.md saves a model with weights of your own as a checkpoint, which a run may begin with",
+    ),
+    **dict.fromkeys(
+        ("pruned_heads", "prune_heads", "heads_to_prune"),
+        "init_from: docs/library.md removes heads from a model, as a checkpoint for it",
+    ),
+    "trust_remote_code": "import_from init_from: no code beside weights is ever run",
     # Training
     "learning_rate": "optimizer.lr: the peak rate; optimizer.embedding_lr is that of embeddings and norms",
     "lr": "optimizer.lr: the peak rate; optimizer.embedding_lr is that of embeddings and norms",
@@ -359,7 +392,10 @@ ALIASES = {
         ("logit_bias", "sequence_bias", "bad_words", "bad_words_ids", "banned_tokens", "suppress_tokens"),
         "stop: ends a sample at a text; docs/library.md has the lines that keep tokens from being drawn",
     ),
-    "num_beams": "temperature: temperature=0 takes the likeliest token; there is no beam search",
+    **dict.fromkeys(
+        ("num_beams", "n_beams", "beam_size", "beam_width", "beam_search", "use_beam_search"),
+        "temperature: temperature=0 takes the likeliest token; there is no beam search",
+    ),
     "typical_p": "min_p",
     "epsilon_cutoff": "min_p",
     "eta_cutoff": "min_p",
