@@ -1,9 +1,8 @@
 """The KV cache: with it a new token costs one row instead of T."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -231,15 +230,24 @@ class KVCache:
 
         Rows may repeat or be left out.
         """
-        taken = copy(self)  # of a person's own class, too
-        taken.layers = defaultdict(dict)
-        taken.spans = dict(self.spans)
-        taken.doc_starts = None if self.doc_starts is None else self.doc_starts[rows]
-        taken.documents = [(first, doc_starts[rows]) for first, doc_starts in self.documents]
+        return self._of_each(lambda tensor: tensor.index_select(0, rows))
+
+    def __copy__(self) -> "KVCache":
+        # Rows are written in place: a copy that shared them would be written to with its original.
+        return self._of_each(Tensor.clone)
+
+    def _of_each(self, function: Callable[[Tensor], Tensor]) -> "KVCache":
+        """Return a cache with `function` of each tensor, whose first axis has the texts."""
+        made = type(self).__new__(type(self))  # of a person's own class, too
+        vars(made).update(vars(self))
+        made.layers = defaultdict(dict)
+        made.spans = dict(self.spans)
+        made.doc_starts = None if self.doc_starts is None else function(self.doc_starts)
+        made.documents = [(first, function(doc_starts)) for first, doc_starts in self.documents]
         with ordinary_tensors():
             for layer, kept in self.layers.items():
-                taken.layers[layer] = {name: tensor.index_select(0, rows) for name, tensor in kept.items()}
-        return taken
+                made.layers[layer] = {name: function(tensor) for name, tensor in kept.items()}
+        return made
 
     @property
     def nbytes(self) -> int:

@@ -362,6 +362,24 @@ def test_rows_taken_several_times_or_not_at_all_are_copies(filled):
     assert cache.take(torch.tensor([0])).doc_starts is None
 
 
+@pytest.mark.parametrize("attention", ["sdpa+window", "delta+key_offset"])
+@torch.no_grad()
+def test_a_cache_that_was_copied_and_its_copies_go_on_apart(attention):
+    """By copy.copy(), whose attributes are else those of the original: here rows that are written in place."""
+    model, tokens = cropped_gpt(attention), torch.randint(11, (2, 9))
+    cache, ends = KVCache(24), [tokens[:, 7:], tokens[:, 7:].flip(1), (tokens[:, 7:] + 1) % 11]
+    model(tokens[:, :7], cache=cache, doc_starts=torch.tensor([[0] * 7, [0] * 5 + [5] * 2]))
+    branches = [cache, copy.copy(cache), copy.copy(cache)]
+    logits = [[] for _ in ends]
+    for t in range(2):  # in turns
+        for branch, end, rows in zip(branches, ends, logits, strict=True):
+            rows.append(model(end[:, t : t + 1], cache=branch))
+    starts = torch.tensor([[0] * 9, [0] * 5 + [5] * 4])
+    for end, rows in zip(ends, logits, strict=True):
+        whole = model(torch.cat((tokens[:, :7], end), 1), doc_starts=starts)
+        close(torch.cat(rows, 1), whole[:, 7:])
+
+
 class Rounded(KVCache):
     """Keeps rows of 8 bits with a scale each."""
 
@@ -409,6 +427,7 @@ def test_texts_taken_from_a_cache_of_ones_own_class_go_on_in_it():
     model, tokens = random_gpt(), torch.randint(61, (2, 9))
     first, second = Rounded(9), Rounded(9)
     first.bits = 8
+    assert type(copy.copy(first)) is Rounded and copy.copy(first).bits == 8
     model(tokens[:, :6], cache=first)
     model(tokens.flip(0)[:, :6], cache=second)
     taken = first.take(torch.tensor([1, 0]))
