@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from model.cpu import is_eager
+from model.cpu import is_eager, mode
 
 Tokens = Int[Tensor, "B T"]
 DocStarts = Int[Tensor, "B T"] | None
@@ -183,8 +183,8 @@ class KVCache:
         self.spans[layer, name] = Span(first, end, reach)
         if first == span.first:
             # No row leaves: write the new ones after the old. Return a view of them all, but with gradients a copy
-            # that is made before: autograd refuses a view that is written to.
-            learns = torch.is_grad_enabled() and new.requires_grad
+            # that is made before: autograd refuses a view that is written to, and it has no tangents of the new ones.
+            learns = (torch.is_grad_enabled() and new.requires_grad) or mode() == "transformed"
             seen = torch.cat((old, new), 2) if learns else rows[:, :, : end - first]
             rows[:, :, position - first : end - first] = new.detach()
             return seen

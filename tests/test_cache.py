@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from conftest import close, layer, random_gpt, some
 from torch import nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
 
 from generation.generate import Decoder
 from model.attention import FORMS, MODIFIERS, SETTINGS, AttentionContext
@@ -467,6 +469,30 @@ def test_a_pass_with_a_cache_has_the_gradient_of_its_own_tokens(attention, recom
                 weight += step * way
             slope = (weight.grad * way).sum()
             assert abs((more - less) / (2 * step) - slope) < 1e-5 * max(1, abs(slope)), name
+
+
+@pytest.mark.parametrize("attention", ["einsum+window", "stacked", "einsum+key_offset+forget"])
+def test_a_pass_with_a_cache_has_the_tangent_of_its_own_tokens(attention):
+    """Forward mode against differences: of a new token's keys and values too, which came back as constants."""
+    model, tokens = cropped_gpt(attention, n_layer=2).double(), torch.randint(11, (2, 10))
+    before = KVCache(24)
+    with torch.no_grad():
+        model(tokens[:, :7], cache=before)
+    weights = dict(model.named_parameters())
+    ways = {name: torch.randn_like(weight) for name, weight in weights.items()}
+
+    def logits(changed):
+        return functional_call(model, changed, (tokens[:, 7:],), {"cache": copy.copy(before)})
+
+    def moved(step):
+        return logits({name: weight + step * ways[name] for name, weight in weights.items()})
+
+    with torch.no_grad():
+        slopes = (moved(1e-6) - moved(-1e-6)) / 2e-6
+        with forward_ad.dual_level():
+            duals = {name: forward_ad.make_dual(weight.detach(), ways[name]) for name, weight in weights.items()}
+            tangents = forward_ad.unpack_dual(logits(duals)).tangent
+    close(tangents, slopes, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("learns", [False, True])
