@@ -143,6 +143,42 @@ def test_the_pages_lines_let_a_model_of_transformers_compute_with_a_form():
         assert close_to_theirs == (form != "sigmoid")
         if close_to_theirs:
             assert torch.equal(theirs.generate(**given, **greedy), written)
+            alone = given["input_ids"][1:]
+            assert torch.equal(theirs.generate(alone, **greedy, cache_implementation="static"), written[1:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["Bert", "ViT", "Bart", "T5", "Gemma2", "GptOss"])
+def test_the_pages_lines_give_what_the_model_computes_or_refuse_it(family):
+    """Encoders were causal where nothing is padded; soft caps, sinks and T5's bias were left out."""
+    transformers = pytest.importorskip("transformers")
+    page = (Path(__file__).parent.parent / "docs/interop.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```text\n(from transformers import AttentionInterface.*?)```", page, re.DOTALL)
+    shape = dict(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40)
+    more = {
+        "ViT": dict(image_size=8, patch_size=4),
+        "Bart": dict(d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=40, decoder_ffn_dim=40),
+        "T5": dict(d_model=32, d_kv=8, num_layers=1, num_heads=4, d_ff=40),
+        "Gemma2": dict(num_key_value_heads=2, head_dim=8, attn_logit_softcapping=1.0),
+        "GptOss": dict(num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1),
+    }.get(family, {})
+    if family == "Bart":
+        more |= dict(encoder_attention_heads=4, decoder_attention_heads=4)
+    theirs = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**shape, **more)).eval()
+    for weight in theirs.parameters():
+        weight.normal_(std=0.2) if weight.ndim > 1 else None
+    ids = torch.randint(61, (2, 6))
+    given = {"pixel_values": torch.randn(2, 3, 8, 8)} if family == "ViT" else {"input_ids": ids}
+    if family in ("Bart", "T5"):
+        given["decoder_input_ids"] = ids[:, :4]
+    theirs.set_attn_implementation("eager")
+    wanted = theirs(**given).last_hidden_state
+    exec(code.replace('"sigmoid"', '"loop"'), {"FORMS": FORMS, "theirs": theirs})
+    if family in ("Gemma2", "GptOss"):
+        with pytest.raises(ValueError, match="would leave out"):
+            theirs(**given)
+        return
+    assert torch.allclose(theirs(**given).last_hidden_state, wanted, atol=1e-4)
 
 
 def test_a_tokenizer_is_loaded_by_a_class_that_reads_its_pattern(tmp_path):
