@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from conftest import close, layer, some
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -412,6 +413,28 @@ def test_bad_input_is_a_value_error_that_names_the_shapes(shapes, arguments, mes
     for attend in ALL.values():
         with pytest.raises(ValueError, match=message):
             attend(*(torch.randn(s) for s in shapes), **arguments)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("T", [5, 300])
+def test_a_factor_that_learns_is_refused_at_every_length_with_what_gives_it_a_gradient(T):
+    """Some ways to compute took its number and gave it no gradient, by the length of the text."""
+    q, k, v = (torch.randn(1, n, T, 8) for n in (4, 2, 2))
+    scale = torch.full((), 0.3, requires_grad=True)
+    for attend in ALL.values():
+        for name, number in (("scale", scale), ("scale", torch.ones(4, 1, 1)), ("dropout_p", torch.tensor(0.5))):
+            with pytest.raises(ValueError, match=f"{name} is a tensor: "):
+                attend(q, k, v, is_causal=True, **{name: number})
+    alone = layer("sdpa")
+    alone.scale = nn.Parameter(torch.tensor(0.3))
+    with pytest.raises(ValueError, match=r"q \* scale \(in a layer in a modifier's score\(\)\)"):
+        alone(torch.randn(1, T, 16))
+
+    def result(factor):
+        return FORMS["sdpa"](q.double() * factor, k.double(), v.double(), is_causal=True, scale=1.0).square().sum()
+
+    (gradient,) = torch.autograd.grad(result(scale), scale)
+    close(gradient.double(), (result(0.3 + 1e-5) - result(0.3 - 1e-5)) / 2e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("T", [5, 300])

@@ -9,7 +9,7 @@
     bias       broadcasts to (…, H, T, S): finite, added to the scaled scores
     is_causal  no query sees a later key; the last query sees the last key, also where T ≠ S. Not beside a mask.
     dropout_p  probability of dropping a weight; the caller passes 0 outside training
-    scale      factor on the products, 1/√D when None
+    scale      factor on the products, 1/√D when None; a number. One that learns multiplies the queries
     returns    (…, H, T, Dv); a query that may attend nowhere gets zeros, and no gradient
 
 Hidden keys and values must be finite too: their weight is 0, and 0 times NaN is NaN. Fill padding with zeros.
@@ -29,6 +29,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from common.errors import SettingsError
 from model.attention.call import (
@@ -55,6 +56,12 @@ from model.attention.executors import (
 from model.attention.masks import as_bool, check_bias
 from model.attention.registry import FORMS
 from model.attention.weighting import Own, Unknown, Weighting
+
+NUMBERS = {
+    "dropout_p": "give a number, float(dropout_p)",
+    "scale": "multiply the queries by it, q * scale (in a layer in a modifier's score()), and set scale=1.0",
+}
+"""What to do where a tensor is in the place of a number."""
 
 
 class AttentionFunction:
@@ -93,7 +100,13 @@ class AttentionFunction:
         return run_call(call, self.executors)[0]
 
     def new_call(self, q: Query, k: Key, v: Value, **fields: Any) -> Call:
-        """Return a call of this function with some fields."""
+        """Return a call of this function with some fields.
+
+        Raises ValueError for a tensor in the place of a number, which would get no gradient in long texts.
+        """
+        for name, remedy in NUMBERS.items():
+            if isinstance(fields.get(name), Tensor):
+                raise ValueError(f"{name} is a tensor: {remedy}.")
         call = Call(q, k, v, self.weighting, **fields)
         return add_sink(call, q.new_zeros(q.shape[-3])) if self.null_key else call
 
