@@ -10,6 +10,7 @@ plain.py has the default model on one page. Without the settings that add someth
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise ValueError("vocab_size=null: a GPT needs the tokenizer's number of token ids.")
         check_names(config.attention)
-        self.config = config
+        self.config = copy.deepcopy(config)  # its own: others may be made of `config`, which a person changes between
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
         if config.ngrams:
             self.ngrams = NGrams(config)

@@ -29,7 +29,7 @@ from model.gpt import GPT, Block, SwiGLU
 from model.heads import for_each_layer
 from model.layers import Linear
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
-from runs.checkpoint import save_checkpoint
+from runs.checkpoint import open_checkpoint, save_checkpoint
 
 
 def keep(model, *blocks):
@@ -317,6 +317,25 @@ def test_a_norm_of_torchs_own_is_written_if_it_is_the_one_of_the_settings(tmp_pa
                 to_huggingface(model, tmp_path / str(number))
     to_huggingface(model, tmp_path / "same")
     close(from_huggingface(str(tmp_path / "same"))(tokens), model(tokens))
+
+
+def test_models_of_one_config_that_is_changed_between_have_each_their_own_settings(tmp_path):
+    """They shared it: a cap on the logits was that of the last one for all, and a remedy for one undid another's."""
+    config, tokens = GPTConfig(vocab_size=61, n_embd=32, zero_init=False), torch.randint(61, (1, 16))
+    models, wanted = [], []
+    for settings in ({}, {"logit_softcap": 0.1}, {"rope_theta": 500.0}, {"n_layer": 2}, {"block_size": 64}):
+        for name, value in settings.items():
+            setattr(config, name, value)
+        models.append(GPT(config).eval())
+        wanted.append(models[-1](tokens))
+    models[-1].blocks = models[-1].blocks[:1]
+    models[-1].config.n_layer = 1
+    wanted[-1] = models[-1](tokens)
+    assert wanted[1].abs().max() < 0.1 < wanted[0].abs().max() and config.n_layer == 2
+    for number, (model, logits) in enumerate(zip(models, wanted, strict=True)):
+        assert torch.equal(model(tokens), logits)
+        save_checkpoint(tmp_path / str(number), model=model, tokenizer=None, config={"model": {}})
+        close(open_checkpoint(tmp_path / str(number)).model(tokens), logits)
 
 
 # The other settings: they shape a weight, or change no logit, or are read whenever the model runs.
