@@ -231,6 +231,9 @@ LACKING |= {
 OTHER_HEADS = ("Classification", "QuestionAnswering", "Reward")  # parts of the names of classes
 BIASES = ("bias", "qkv_bias")
 GPT2_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
+WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+FLAGS = {name for target in TARGETS.values() for name, value in target.fixed.items() if isinstance(value, bool)}
+FLAGS |= {"is_causal", "tie_word_embeddings", "use_sliding_window"}
 SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 # {rope_type: its other parameters}, with the only values that model/rope.py computes.
 ROPE_TYPES = {"linear": {}, "yarn": {}, "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}
@@ -551,6 +554,7 @@ def read_config(where: str) -> GPTConfig:
         if model_type == "gpt2":
             settings = {GPT2_NAMES.get(name, name): value for name, value in settings.items()}
         settings = target.defaults | settings
+        _check_types(settings, where)
 
         # A classifier has no logits of tokens. If it is tied, the embedding would take the place of its head.
         kind = (settings.get("architectures") or [target.name])[0]
@@ -587,13 +591,28 @@ def read_config(where: str) -> GPTConfig:
         # Refuse values that a GPT cannot express, and translate the others by name.
         for name, value in fixed.items():
             given = settings.get(name, value)
-            if SYNONYMS.get(given, given) != value:
+            if given != value and (not isinstance(given, str) or SYNONYMS.get(given) != value):
                 raise HuggingFaceError(f"has {name}={given}", f"choose a model with {name}={value}", value=where)
         for name, theirs in target.names.items():
             if name not in OPTIONAL or settings.get(theirs) is not None:
                 ours[name] = settings[theirs]
         ours["tie_embeddings"] = settings["tie_word_embeddings"] and not _has_own_head(file.parent, target)
         return build(GPTConfig, ours)
+
+
+def _check_types(settings: dict[str, Any], where: str) -> None:
+    """Raise HuggingFaceError for words of JSON in quotes and flags of another type.
+
+    "false" would pass for true.
+    """
+    for name, given in settings.items():
+        word = given.lower() if isinstance(given, str) else ""
+        if word in WORDS:
+            problem = f"has {name}={json.dumps(given)} in config.json"
+            raise HuggingFaceError(problem, f"write {WORDS[word]}, without quotes", value=where)
+        if name in FLAGS and not isinstance(given, bool | None):
+            problem = f"has {name}={json.dumps(given)} in config.json"
+            raise HuggingFaceError(problem, "write true or false", value=where)
 
 
 def _our_rope(rope: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -136,6 +136,28 @@ def test_windows_of_smollm3_mistral_and_llama_are_those_of_transformers(settings
     close(from_huggingface(str(tmp_path))(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "change", "told"),
+    [
+        ({"attention": "sdpa+window/sdpa", "attention_window": 3}, {"use_sliding_window": "false"}, "write false"),
+        ({"attention": "sdpa+window/sdpa", "attention_window": 3}, {"use_sliding_window": [False]}, "write true or"),
+        ({"tie_embeddings": True}, {"tie_word_embeddings": "False"}, "write false, without quotes"),
+        (LLAMA, {"tie_word_embeddings": 1}, "tie_word_embeddings=1 in config.json: write true or false"),
+        (LLAMA, {"attention_bias": "false"}, 'has attention_bias="false" in config.json: write false, without'),
+        (LLAMA, {"rope_scaling": "None"}, "write null, without quotes"),
+        (GPT2, {"scale_attn_weights": [True]}, "write true or false"),
+        (LLAMA, {"hidden_act": ["silu"]}, r"hidden_act=\['silu'\]"),
+    ],
+)
+def test_words_of_json_in_quotes_and_lists_of_one_are_refused_by_name(settings, change, told, tmp_path):
+    """As some converters write them; "false" passed for true, and left the windows where they were."""
+    folder_of(tmp_path / "theirs", settings)
+    file = tmp_path / "theirs/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(HuggingFaceError, match=told):
+        from_huggingface(str(tmp_path / "theirs"))
+
+
 def test_a_quantised_model_is_named_by_its_method(tmp_path):
     folder_of(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
