@@ -319,6 +319,28 @@ def test_dropout_of_weights_is_found_by_its_class(form):
     close(attention.train()(x), without)
 
 
+class Shared(nn.Dropout):
+    """Drops the same weights in all heads."""
+
+    def forward(self, weights):
+        return weights * nn.functional.dropout(torch.ones_like(weights[:, :1]), self.p, self.training)
+
+
+@pytest.mark.parametrize("own", [Shared(0.5), nn.AlphaDropout(0.5), nn.Linear(4, 4), nn.Dropout(1.0)])
+def test_a_module_in_the_place_of_dropout_is_no_dropout_or_refused(own):
+    """Its probability was read and its code never run: by the kernel's dropout, without a word."""
+    attention, x = layer("sdpa", attention_dropout=0.5).train(), torch.randn(2, 9, C)
+    without = attention.eval()(x)
+    attention.train().dropout = nn.Identity()
+    assert torch.equal(attention(x), without)
+    attention.dropout = own
+    told = "p=1.0" if type(own) is nn.Dropout else f"{type(own).__name__}, and weights pass"
+    with pytest.raises(ValueError, match=rf"{told}.*: put nn.Dropout\(p\) or nn.Identity\(\) in place"):
+        attention(x)
+    attention.dropout = nn.Dropout(0.5)
+    assert not torch.equal(attention(x), without)
+
+
 @every_form
 @pytest.mark.filterwarnings("error")
 @torch.no_grad()

@@ -100,7 +100,7 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = config.head_channels
         self.scale: float | None = None  # of the scores; None: 1/√D
         # A module, though its call is not used: people look for dropout by its class, to turn it on or off.
-        self.dropout = nn.Dropout(config.attention_dropout)
+        self.dropout: nn.Module = nn.Dropout(config.attention_dropout)
         self.window = config.attention_window  # None in the layers of a pattern without +window: see GPTConfig.at()
 
         # How scores become weights: an AttentionFunction of contract.py. It has a Weighting, and the executors that may
@@ -271,13 +271,30 @@ class MultiHeadAttention(nn.Module):
             is_causal=True,
             doc_starts=doc_starts,
             window=self.window,
-            dropout_p=self.dropout.p if self.dropout.training else 0.0,
+            dropout_p=self.dropout_p,
             scale=self.scale,
         )
         # ALiBi penalises the distance: a bias for each query and key.
         if self.alibi:
             call = add_bias(call, *alibi_sum(self.n_head, T, span, q.device))
         return call
+
+    @property
+    def dropout_p(self) -> float:
+        """The probability of dropping a weight now.
+
+        Raises ValueError for a module of a person's own, which would have to be called, and for one that drops all.
+        """
+        dropout = self.dropout
+        if isinstance(dropout, nn.Identity):
+            return 0.0
+        remedy = "put nn.Dropout(p) or nn.Identity() in place, p below 1"
+        if not isinstance(dropout, nn.Dropout) or type(dropout).forward is not nn.Dropout.forward:
+            kind = type(dropout).__name__
+            raise ValueError(f"a layer's dropout is of type {kind}, and weights pass through no module: {remedy}.")
+        if dropout.training and dropout.p >= 1:
+            raise ValueError(f"a layer's dropout has p={dropout.p}: {remedy}.")
+        return dropout.p if dropout.training else 0.0
 
     def attend(self, call: Call, x: Stream, ctx: AttentionContext) -> Output:
         """Let the modifiers change the scores, and compute the call."""
