@@ -94,6 +94,8 @@ def tie_again(model: Any, keys: Any) -> None:
     embedding = getattr(model.token_embedding, "weight", None)  # a module around it may have none
     if embedding is None or type(model.lm_head) is not Linear or model.lm_head.weight is embedding:
         return
+    if type(embedding) not in PLAIN_TYPES or type(model.lm_head.weight) not in PLAIN_TYPES:
+        return  # a quantised one is apart
     if embedding.is_meta or torch.equal(model.lm_head.weight, embedding):
         model.lm_head.weight = embedding
 

@@ -18,7 +18,7 @@ from model.gpt import GPT, MLP, Block, SwiGLU
 from model.ngrams import NGrams
 from model.rope import Pope
 from model.size import without_weights
-from model.surgery import plain_name, uncompiled
+from model.surgery import PLAIN_TYPES, plain_name, uncompiled
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:
@@ -45,8 +45,15 @@ def check_weights(model: GPT) -> None:
         problem = f"the model has {len(model.blocks)} blocks, where its settings say n_layer={config.n_layer}"
         raise SettingsError(problem, f"set model.config.n_layer = {len(model.blocks)}")
 
-    # Names and shapes: those of a model that is built by the settings.
+    # Plain numbers: quantised weights have others beside them, sharded ones are elsewhere.
     weights = {plain_name(name): tensor for name, tensor in model.state_dict().items()}
+    for name, tensor in weights.items():
+        if type(tensor) not in PLAIN_TYPES:
+            problem = f"the model's {name} is of type {type(tensor).__name__}, for which a file of weights has no place"
+            remedy = "torch.save(model.state_dict(), FILE) keeps it, and load_state_dict(…, assign=True) takes it"
+            raise SettingsError(problem, f"write the model before it is quantised or sharded; {remedy}")
+
+    # Names and shapes: those of a model that is built by the settings.
     wanted = {name: (*tensor.shape,) for name, tensor in without_weights(config).state_dict().items()}
     given = {name: (*tensor.shape,) for name, tensor in weights.items()}
     changed = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))

@@ -694,6 +694,38 @@ def test_a_quantised_weight_is_called_wherever_its_numbers_might_be_read(attenti
     close(torch.cat(found, 1), doubled(tokens), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("place", ["lm_head", "token_embedding"])
+@torch.no_grad()
+def test_a_quantised_model_is_kept_by_its_own_file_and_by_no_other(place, tmp_path):
+    """torch's comparison of two weights, by which a tied head is told, has no such type, and files have no scales."""
+
+    class Odd(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is torch.equal:
+                raise NotImplementedError
+            return super().__torch_function__(function, types, args, kwargs)
+
+    model, tokens = random_gpt(tie_embeddings=True), torch.randint(61, (1, 9))
+    layer = model.get_submodule(place)
+    odd = layer.weight.detach().clone().as_subclass(Odd)
+    del layer._parameters["weight"]
+    layer._parameters["weight"] = odd
+    other = random_gpt(tie_embeddings=True)
+    other.load_state_dict(model.state_dict(), assign=True)
+    assert type(other.get_submodule(place).weight) is Odd
+    close(other(tokens).as_subclass(torch.Tensor), model(tokens).as_subclass(torch.Tensor))
+    told = (
+        rf"the model's {place}.weight is of type Odd, .*: write the model before it is quantised or sharded; torch.save"
+    )
+    for write in (
+        lambda: save_checkpoint(tmp_path / "kept", model=model, tokenizer=None, config={"model": {}}),
+        lambda: to_huggingface(model, tmp_path / "theirs"),
+    ):
+        with pytest.raises(SettingsError, match=told):
+            write()
+
+
 @pytest.mark.parametrize("outputs", [2, 256])
 def test_a_classifier_in_the_place_of_lm_head_learns_and_writes_no_text(outputs):
     """Its loss is that of the last token; frozen parts stay, and the text would be of the first ids alone."""
