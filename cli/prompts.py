@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ import tiktoken
 
 from common.console import print_error, progress_bar, say
 from common.errors import DataError, SettingsError, format_value, naming
-from common.files import os_errors_named, read_foreign, reading, regular, user_path
+from common.files import locked, os_errors_named, read_foreign, reading, regular, remove, user_path
 from common.text import plural, visible
 from data.encoding import decode_text
 from data.fields import Record
@@ -242,6 +243,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
         if config.results not in (None, "-"):
             stack.enter_context(os_errors_named("results", config.results, "written", "name another place"))
             file = user_path("results", str(config.results))
+            lock_results(file, config, stack)
             done = keep_whole_batches(file, jobs, made_by, config)
             out = stack.enter_context(file.open("a", encoding="utf-8", errors="replace", newline="\n", buffering=1))
             write = out.write
@@ -293,6 +295,22 @@ def sampler_hash(checkpoint: Checkpoint, config: SampleConfig) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
 
 
+def lock_results(file: Path, config: SampleConfig, stack: ExitStack) -> None:
+    """Lock a file of results until the stack is closed.
+
+    The lock is a hidden file beside it: on Windows nobody could read a file that is locked itself. Raises SettingsError
+    if another process writes the file.
+    """
+    real = Path(os.path.realpath(file))
+    beside = real.with_name(f".{real.name}.lock")
+    try:
+        stack.enter_context(locked(beside))
+    except BlockingIOError:
+        problem = f"results={config.results} is being written by another process"
+        raise SettingsError(problem, "name a new file, or stop that one first") from None
+    stack.callback(remove, beside)
+
+
 def keep_whole_batches(file: Path, jobs: Sequence[Job], made_by: str, config: SampleConfig) -> int:
     """Return how many results a file has of these jobs, less those of an unfinished batch.
 
@@ -317,10 +335,17 @@ def keep_whole_batches(file: Path, jobs: Sequence[Job], made_by: str, config: Sa
 
 
 def is_result(line: bytes, job: Job, made_by: str) -> bool:
-    """Return whether a line is the result of a job."""
+    """Return whether a line is the result of a job, with all fields that its prompt has now."""
     try:
-        result = json.loads(line)
+        result = json.loads(line, parse_int=whole_number)
     except (ValueError, RecursionError):
         return False
-    wanted = {"prompt": job.prompt["prompt"], "seed": job.seed, "made_by": made_by}
-    return isinstance(result, dict) and all(result.get(name) == value for name, value in wanted.items())
+    if not isinstance(result, dict):
+        return False
+    wanted = job.prompt | {"seed": job.seed, "made_by": made_by}
+    # As JSON, in which NaN is equal to itself.
+    found, asked = (
+        json.dumps({name: value for name, value in fields.items() if name not in ("text", "finish")}, sort_keys=True)
+        for fields in (result, wanted)
+    )
+    return found == asked

@@ -14,6 +14,7 @@ from conftest import random_gpt, run_here, some
 
 from cli.prompts import read_prompts, tell_joined
 from common.errors import DataError, SettingsError
+from common.files import locked
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, encode_text, make_tokenizer, train_bpe
 from generation.config import SampleConfig
@@ -132,6 +133,45 @@ def test_results_of_another_command_are_neither_continued_nor_overwritten(write,
     with pytest.raises(SettingsError, match="line 3 is no result"):
         write("ab\nce\n", num_samples=2)
     assert (tmp_path / "results").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        '{"prompt": "ab", "id": 1}\n{"prompt": "cd", "id": 22}\n',
+        '{"prompt": "ab", "id": 1}\n{"prompt": "cd"}\n',
+        '{"prompt": "ab", "id": 1}\n{"prompt": "cd", "id": 2, "label": "x"}\n',
+        '{"prompt": "ab", "id": 1}\n{"prompt": "cd", "id": 2.0}\n',
+    ],
+)
+def test_results_whose_prompts_have_other_fields_by_now_are_not_continued(write, tmp_path, edited):
+    write('{"prompt": "ab", "id": 1}\n{"prompt": "cd", "id": 2}\n{"prompt": "ef"}\n', batch_size=1)
+    with pytest.raises(SettingsError, match="line 2 is no result of these prompts and settings"):
+        write(edited + '{"prompt": "ef"}\n', batch_size=1)
+
+
+def test_results_with_any_fields_are_continued(write, tmp_path):
+    # With NaN, half a surrogate, a long integer, names in another order, and those that a sample replaces.
+    prompts = (
+        '{"id": NaN, "prompt": "ab", "text": "gold"}\n{"l": [{"b": 1, "a": 2.0}], "prompt": "cd", "made_by": "me"}\n'
+        f'{{"prompt": "ef", "id": "\\udcb2", "n": {"7" * 5000}, "seed": 3}}\n'
+    )
+    write(prompts)
+    whole = (tmp_path / "results").read_bytes()
+    (tmp_path / "results").write_bytes(whole[:-9])
+    write(prompts, batch_size=1)
+    assert (tmp_path / "results").read_bytes() == whole
+
+
+def test_results_that_another_process_writes_are_refused(write, tmp_path):
+    with locked(tmp_path / ".results.lock"), pytest.raises(SettingsError, match="being written by another process"):
+        write("ab\n")
+    (tmp_path / "link").symlink_to("results")
+    with locked(tmp_path / ".results.lock"), pytest.raises(SettingsError, match="name a new file, or stop that one"):
+        write("ab\n", results=str(tmp_path / "link"))
+    assert not (tmp_path / "results").exists()
+    write("ab\n")
+    assert {file.name for file in tmp_path.iterdir()} == {"prompts", "results", "link"}
 
 
 REFUSED = {
