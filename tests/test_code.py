@@ -243,6 +243,31 @@ def test_a_file_that_seeds_changes_no_number_of_the_run(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "line",
+    ["torch.set_default_dtype(torch.bfloat16)", "torch.set_default_device('meta')", "torch.set_grad_enabled(False)"],
+)
+@pytest.mark.parametrize("end", ["", "\n1 / 0\n"])
+def test_a_file_that_changes_torch_for_its_own_end_changes_nothing_after_it(tmp_path, line, end):
+    file = tmp_path / "scripts_head.py"
+    file.write_text(f"{USED}import torch\n{line}{end}")
+    with pytest.raises(SettingsError) if end else contextlib.nullcontext():
+        run_code(str(file))
+    new = torch.nn.Linear(1, 1)(torch.zeros(1))
+    assert (new.dtype, new.device.type, new.requires_grad) == (torch.float32, "cpu", True)
+
+
+def test_a_default_device_of_the_caller_is_there_after_a_file(tmp_path):
+    file = tmp_path / "other_device.py"
+    file.write_text(USED + "import torch\ntorch.set_default_device('cpu')\n")
+    torch.set_default_device("meta")
+    try:
+        run_code(str(file))
+        assert torch.zeros(1).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
     ("source", "said"),
     [
         (None, "code=FILE cannot be read (No such file or directory): give a Python file that registers a form, a"),

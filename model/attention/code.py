@@ -80,8 +80,7 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
     source = path.read_bytes()
     before = [dict(registry) for registry in registries]
     try:
-        # A seed means the same with and without the file.
-        with explained(name), torch.random.fork_rng(devices=[]):
+        with explained(name), torch_kept():
             exec(compile(source, path, "exec"), vars(module))
         neighbours.are_complete = True
         if before == [*registries]:
@@ -96,6 +95,22 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
         check_results(name, MODIFIERS[modifier])
     loaded = [each for key, each in sys.modules.items() if key.startswith(f"{package.__name__}.") and each != module]
     return sorted(Path(each.__file__) for each in loaded if each.__file__)
+
+
+@contextmanager
+def torch_kept() -> Iterator[None]:
+    """Give back what a file may set for all of torch: a command computes the same without it.
+
+    These are the generator of the CPU, the default type and device of new tensors, and whether there are gradients.
+    """
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
 
 
 class Neighbours:
