@@ -5,6 +5,7 @@ before torch, whose import takes a second.
 """
 
 import logging
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from cli.command import refuse_torchrun
 from common.console import say
 from common.errors import SettingsError
-from common.settings import NULLS, setting_hints
+from common.settings import NULLS, build, setting_hints
+from data.config import TokenizerConfig
 from model.attention import unused_settings
 from model.config import GPTConfig
 from runs.plugins import run_code as run_code
@@ -21,7 +23,7 @@ from runs.resume import find_run, settings_to_go_on
 from training.config import TrainConfig
 from training.device import limit_threads
 from training.distributed import Ranks
-from training.pretrained import pretrained_config
+from training.pretrained import pretrained_config, pretrained_meta
 from training.start import check_start as check_start
 
 log = logging.getLogger("tinygpt")
@@ -50,7 +52,13 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
             typed = typed | {"resume": "null"}
 
     if init_from and not inherited:
-        inherited = {"model": asdict(pretrained_config(init_from.strip("\"'")))}  # quoted in a sweep
+        where = init_from.strip("\"'")  # quoted in a sweep
+        inherited = {"model": asdict(pretrained_config(where))}
+        meta = pretrained_meta(where)
+        named = meta.config.get("tokenizer") if meta else None
+        if isinstance(named, dict):
+            with suppress(SettingsError):  # of another version, or written by somebody else
+                inherited["tokenizer"] = asdict(build(TokenizerConfig, named))
         for name in typed:  # an experiment's tokenizer applies only to new weights
             if name.split(".")[0] == "tokenizer":
                 raise SettingsError(f"init_from={init_from} has its own tokenizer", f"leave out {name}={typed[name]}")

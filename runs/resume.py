@@ -212,10 +212,21 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
     shaping = ("model.", "tokenizer.", "optimizer.name")
     shaped = [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]
     if shaped:
-        raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", "leave these out, or begin a new run")
+        remedy = "leave these out, or begin a new run" + remedy_in_python(now, flat(defaults), shaped)
+        raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
     if not settings["allow_changes"]:
         raise SettingsError(sentence, "restore these, or set allow_changes=true to continue with the new ones")
     log.warning("%s.", sentence)
+
+
+def remedy_in_python(settings: dict[str, Any], defaults: dict[str, Any], names: Collection[str]) -> str:
+    """Return the end of a remedy if one of these settings is its default, or "".
+
+    A command inherits what is not typed; TrainConfig() has its defaults.
+    """
+    if any(settings[name] == defaults[name] for name in names):
+        return "; in Python, where settings that are left out have their defaults, docs/library.md takes those of a run"
+    return ""
 
 
 def remove_leftovers(run: Path, saved: Saved | None) -> None:

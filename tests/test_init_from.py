@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,13 @@ from conftest import random_gpt, run_here, some
 from test_resume import assert_same_run, stopped
 
 from cli.composition import compose_settings, register_inherited
+from cli.with_torch import inherited_settings
 from common.errors import SettingsError
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from model.attention import FORMS
 from model.attention.contract import from_weights
+from model.config import GPTConfig
 from model.size import count_parameters
 from runs.checkpoint import Progress, load_checkpoint, open_checkpoint, save_checkpoint
 from train import train, train_step
@@ -34,7 +36,7 @@ def pretrained(tmp_path: Path, text_file: Path) -> str:
     """A checkpoint with a tokenizer of its own and a shape that is not the default."""
     tokenizer = make_tokenizer(TokenizerConfig(name="bpe", vocab_size=280), [text_file.read_text(encoding="utf-8")])
     model = random_gpt(n_head=2, vocab_size=280)
-    config = TrainConfig(model=model.config)
+    config = TrainConfig(model=model.config, tokenizer=TokenizerConfig(vocab_size=280))
     save_checkpoint(tmp_path / "pretrained", model=model, tokenizer=tokenizer, config=config)
     return str(tmp_path / "pretrained")
 
@@ -112,6 +114,37 @@ def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):
     with open_run(replace(other_text, init_from=f"hf:{folder}")) as run:
         pass
     torch.testing.assert_close(run.model.state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
+
+
+def test_a_command_names_the_tokenizer_of_the_weights_in_its_settings(pretrained):
+    inherited, _ = inherited_settings({"init_from": pretrained, "data.path": "other.txt"})
+    assert inherited["tokenizer"] == {"name": "bpe", "vocab_size": 280}
+    with pytest.raises(SettingsError, match="has its own tokenizer: leave out tokenizer.vocab_size=300"):
+        inherited_settings({"init_from": pretrained, "tokenizer.vocab_size": "300"})
+
+
+def test_settings_that_python_leaves_out_are_answered_with_the_page_that_takes_those_of_the_run(pretrained, other_text):
+    asked = replace(other_text, init_from=pretrained, model=GPTConfig())
+    with pytest.raises(SettingsError, match=r"n_layer=4 \(it has 2\).*; in Python, where settings that are left out"):
+        train(asked)
+    with pytest.raises(SettingsError) as typed:
+        train(replace(asked, model=replace(open_checkpoint(pretrained).model.config, n_layer=3)))
+    assert str(typed.value).endswith("or leave out init_from.")
+
+
+@pytest.mark.parametrize("named", [None, [], {"name": "new"}, {"name": "byte", "other": 1}])
+def test_a_tokenizer_without_a_name_here_leaves_the_weights_readable(pretrained, tmp_path, named):
+    source = open_checkpoint(pretrained)
+    config = source.meta.config | {"tokenizer": named}
+    save_checkpoint(tmp_path / "foreign", model=source.model, tokenizer=source.tokenizer, config=config)
+    inherited, _ = inherited_settings({"init_from": str(tmp_path / "foreign")})
+    assert inherited == {"model": asdict(source.model.config)}
+
+
+@pytest.mark.parametrize("settings", [None, {"max_steps": 3}, "config.yaml"])
+def test_train_takes_settings_and_nothing_else(settings):
+    with pytest.raises(SettingsError, match=f"are a TrainConfig, not {type(settings).__name__}: make one, as in"):
+        train(settings)
 
 
 def test_a_beginning_that_is_not_there_is_named(other_text):

@@ -18,7 +18,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.weights import load_weights, plain_weights
 from runs.checkpoint import Meta, find_checkpoints, first_intact, open_checkpoint, read_meta, read_settings
-from runs.resume import WITHOUT_WEIGHTS
+from runs.resume import WITHOUT_WEIGHTS, remedy_in_python
 from training.config import TrainConfig
 
 Read = Callable[[str], Tensor]
@@ -76,7 +76,7 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
     Raises SettingsError if they would need other weights.
     """
     settings = asdict(found)
-    differing = []
+    differing = {}
     for name, value in asdict(asked).items():
         # A setting is free if no weight depends on it; of attention= that depends on the forms.
         free = f"model.{name}" in MAY_CHANGE_ON_INIT
@@ -84,12 +84,13 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
         free |= name == "n_kv_head" and can_pool(found, value)
         known = found.kv_heads if name == "n_kv_head" else settings[name]  # null is a key head for each query head
         if not free and value not in (None, known):
-            differing.append(f"model.{name}={format_value(value)} (it has {format_value(known)})")
+            differing[name] = f"model.{name}={format_value(value)} (it has {format_value(known)})"
         elif free and (name not in ("vocab_size", "n_kv_head") or value is not None):  # null keeps the pretrained ones
             settings[name] = value
     if differing:
         remedy = "leave these settings out to continue with its weights, or leave out init_from"
-        raise SettingsError(f"its model is not the one asked for: {', '.join(differing)}", remedy)
+        remedy += remedy_in_python(asdict(asked), asdict(GPTConfig()), differing)
+        raise SettingsError(f"its model is not the one asked for: {', '.join(differing.values())}", remedy)
     return GPTConfig(**settings)
 
 

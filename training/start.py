@@ -85,6 +85,9 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
     threads: those of a new run on a CPU, instead of as many as other programs leave.
     """
     # Check the settings once more: a program may have changed some since they were made.
+    if not isinstance(config, TrainConfig):
+        problem = f"the settings of a run are a TrainConfig, not {type(config).__name__}"
+        raise SettingsError(problem, "make one, as in TrainConfig(**settings) of a dict")
     config = from_arguments(TrainConfig, [], config)
     ranks = Ranks.of_torchrun()
     with process_kept(), ExitStack() as stack:
