@@ -80,6 +80,8 @@ ENCODED_MAIL = re.compile(r"(?ims)\A(?:From |[a-z-]+: ).*?^content-transfer-enco
 """A mail, or a mailbox, whose letters are not written as themselves."""
 
 COMMAND = "docs/data.md has the command"
+WITH_PROMPTS = "jq -c '{text: (.prompt + .text)}' FILE > whole.jsonl"
+"""The command that writes samples of sample.py with their prompts."""
 
 Files = dict[str, tuple[int, int]]
 """{path: (size, mtime_ns)}."""
@@ -370,6 +372,8 @@ class Source:
                 }
                 for sign in filter(signs.get, signs):
                     self._note(f"Records with {sign}", 1, where)
+                if is_continuation(record.fields, field):
+                    self._note(f"Samples of prompts, which are left out ({WITH_PROMPTS} joins them)", 1, where)
                 self._note_read_as(text, f"Records with {field}", where, ICONV.get(format, ""))
                 yield from self._divided([text])
             else:
@@ -544,6 +548,11 @@ def are_files(folder: str, names: Iterable[str]) -> bool:
 def unused_folder() -> str:
     """Return a name for a folder of texts that is not there yet: texts, texts2, texts3, ..."""
     return next(name for name in chain(["texts"], map("texts{}".format, count(2))) if not Path(name).exists())
+
+
+def is_continuation(fields: dict[str, Any], field: str) -> bool:
+    """Return whether a record is a result of sample.py, whose text goes on after a prompt."""
+    return field == "text" and "made_by" in fields and bool(fields.get("prompt"))
 
 
 def has_signs_of_html(text: str) -> bool:

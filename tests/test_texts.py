@@ -668,6 +668,29 @@ def test_json_that_was_escaped_twice_is_told_and_the_command_of_the_page_mends_i
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_samples_whose_prompts_are_left_out_are_told_with_the_command_that_joins_them(tmp_path):
+    file = tmp_path / "a.jsonl"
+    made = {"seed": 1, "finish": "end", "made_by": "5c0e3f9a"}
+    rows = [{"prompt": "Once", "text": " upon"}, {"prompt": "", "text": "Two"}, {"prompt": "é\n", "text": "\tx"}]
+    file.write_text("".join(json.dumps(row | made) + "\n" for row in rows), encoding="utf-8")
+    source = of_path(file, "files")
+    assert read(source) == [" upon", "Two", "\tx"]
+    (note,) = source.note_lines()
+    said = rf"Samples of prompts, which are left out \((.*) joins them\): 2, first in {file} .*"
+    command = re.fullmatch(said, note)[1]
+    subprocess.run(["bash", "-c", command.replace("FILE", "a.jsonl")], check=True, cwd=tmp_path)
+    source = of_path(tmp_path / "whole.jsonl", "files")
+    assert read(source) == ["Once upon", "Two", "é\n\tx"] and not source.note_lines()
+    # The prompts are no texts that go on after them, and records of others have a prompt of their own.
+    file.write_text(json.dumps(rows[0] | made) + "\n")
+    source = of_path(file, "files", text_field="prompt")
+    assert read(source) == ["Once"] and not source.note_lines()
+    file.write_text(json.dumps(rows[0]) + "\n")
+    source = of_path(file, "files")
+    assert read(source) == [" upon"] and not source.note_lines()
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 def test_the_command_of_the_page_joins_two_columns_of_a_table(tmp_path):
     table = '\ufeffquestion,id,answer\r\n"Who is ""Tom, or Jerry""?",1,"One.\nTwo"\r\nété?,2,oui\r\n'
     (tmp_path / "faq.csv").write_bytes(table.encode())
