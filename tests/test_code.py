@@ -256,6 +256,14 @@ def test_a_file_that_changes_torch_for_its_own_end_changes_nothing_after_it(tmp_
     assert (new.dtype, new.device.type, new.requires_grad) == (torch.float32, "cpu", True)
 
 
+def test_a_file_that_goes_to_its_own_folder_leaves_the_run_in_that_of_the_command(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "goes.py").write_text(USED + "import os\nos.chdir(os.path.dirname(__file__))\n")
+    run_code("../goes.py")
+    assert Path.cwd() == tmp_path / "here"
+
+
 def test_a_default_device_of_the_caller_is_there_after_a_file(tmp_path):
     file = tmp_path / "other_device.py"
     file.write_text(USED + "import torch\ntorch.set_default_device('cpu')\n")

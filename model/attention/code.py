@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from itertools import dropwhile
@@ -80,7 +80,7 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
     source = path.read_bytes()
     before = [dict(registry) for registry in registries]
     try:
-        with explained(name), torch_kept():
+        with explained(name), chdir("."), torch_kept():  # chdir() gives back the folder that it is in
             exec(compile(source, path, "exec"), vars(module))
         neighbours.are_complete = True
         if before == [*registries]:
