@@ -299,9 +299,11 @@ def lock_results(file: Path, config: SampleConfig, stack: ExitStack) -> None:
     """Lock a file of results until the stack is closed.
 
     The lock is a hidden file beside it: on Windows nobody could read a file that is locked itself. Raises SettingsError
-    if another process writes the file.
+    if another process writes the file, and OSError for a FIFO, a device or a folder.
     """
     real = Path(os.path.realpath(file))
+    if file.exists():
+        regular(file)
     beside = real.with_name(f".{real.name}.lock")
     try:
         stack.enter_context(locked(beside))
@@ -318,7 +320,7 @@ def keep_whole_batches(file: Path, jobs: Sequence[Job], made_by: str, config: Sa
     """
     if not file.exists():
         return 0
-    with regular(file).open("rb+") as content:
+    with file.open("rb+") as content:
         ends = [0]
         for number, line in enumerate(content):
             if not line.endswith(b"\n"):  # the kill came while it was written
