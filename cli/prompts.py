@@ -29,6 +29,7 @@ from data.tokenizer import END_OF_TEXT, encode_text, replace_surrogates
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
 from runs.checkpoint import WEIGHTS, Checkpoint
+from runs.plugins import run_code
 
 Prompt = dict[str, Any]
 """A prompt, perhaps its seed, and fields that its results keep."""
@@ -292,6 +293,8 @@ def sampler_hash(checkpoint: Checkpoint, config: SampleConfig) -> str:
     names = [field.name for field in fields(SamplingParams)] + ["precision"]
     settings = {name: value for name, value in asdict(config).items() if name in names}
     key = [checkpoint.meta.files[WEIGHTS]["sha256"], settings]
+    if config.code:  # the same weights may mean something else
+        key.append(run_code(config.code))
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -37,7 +37,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.surgery import uncompiled
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
-from runs.plugins import find_code
+from runs.plugins import find_code, other_code
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
@@ -321,6 +321,9 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
             if not tensor.isfinite().all():
                 raise ValueError(f"its {name} is not finite")
         tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in meta.files else None
+    note = other_code(meta.config.get("code"), meta.config.get("code_hash"), path.parent.parent)
+    if note:
+        log.warning("%s %s.", path, note)
     return Checkpoint(path, model.to(device).eval(), tokenizer, meta)
 
 

@@ -5,6 +5,7 @@ The file may register forms, modifiers and tasks.
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from common.files import remove
 from common.text import seen_from_here
@@ -45,3 +46,16 @@ def find_code(name: str, run: Path) -> str:
     kept = run / KEPT / Path(name).name
     is_gone = not code.path_of(name).is_file()
     return seen_from_here(kept) if is_gone and kept.is_file() else name
+
+
+def other_code(name: Any, trained: Any, run: Path) -> str:
+    """Return what tells that a run has learned with other code than has run here, or "".
+
+    name, trained: the run's file of code=NAME and its hash, None for a run without one.
+    """
+    here = {found for _, found in code.RAN.values()}
+    if trained is None or not here or trained in here:
+        return ""
+    kept = run / KEPT / Path(str(name)).name
+    remedy = f"code={seen_from_here(kept)} is its own" if kept.is_file() else "its figures may be others"
+    return f"has learned with other code than has run here: {remedy}"

@@ -19,20 +19,23 @@ import conftest
 import pytest
 import torch
 import yaml
-from conftest import some
+from conftest import random_gpt, some
 from sweeping import ROOT, run_here, tiny
 from test_distributed import torchrun
 
+from cli.sample import write_samples
 from common.errors import SettingsError
 from common.settings import from_arguments
-from data.config import VOCABULARIES
+from data.config import VOCABULARIES, TokenizerConfig
 from data.tasks import TASKS
+from data.tokenizer import make_tokenizer
+from generation.config import SampleConfig
 from model.attention import check, make_attention
 from model.attention.code import RAN, explained, run_code
 from model.attention.registry import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.size import count_weights
-from runs.checkpoint import as_json, read_meta
+from runs.checkpoint import as_json, open_checkpoint, read_meta, save_checkpoint
 from runs.plugins import find_code, keep_code
 from runs.summary import read_summary
 from train import train
@@ -254,6 +257,34 @@ def test_a_file_that_changes_torch_for_its_own_end_changes_nothing_after_it(tmp_
         run_code(str(file))
     new = torch.nn.Linear(1, 1)(torch.zeros(1))
     assert (new.dtype, new.device.type, new.requires_grad) == (torch.float32, "cpu", True)
+
+
+def test_a_checkpoint_that_has_learned_with_other_code_than_the_file_tells_of_its_own(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "form.py"
+    file.write_text(BEGINNING + "form('mine')(lambda scores: scores.softmax(-1))\n")
+    model = random_gpt(vocab_size=257)
+    byte = make_tokenizer(TokenizerConfig(name="byte"), [])
+    config = TrainConfig(model=model.config, code=str(file), code_hash=run_code(str(file)))
+    save_checkpoint(tmp_path / "run/checkpoints/step_1", model=model, tokenizer=byte, config=config)
+    keep_code(str(file), tmp_path / "run")
+    open_checkpoint("run")
+    assert not caplog.messages
+    settings = SampleConfig(checkpoint="run", results="a.jsonl", max_new_tokens=4, device="cpu", code=str(file))
+    write_samples(settings)
+
+    forget()
+    FORMS.pop("mine")
+    open_checkpoint("run")  # without a file nothing is known to be another
+    assert not caplog.messages
+    file.write_text(file.read_text().replace("scores.softmax", "(3 * scores).softmax"))
+    with pytest.raises(SettingsError, match="line 1 is no result of these prompts and settings"):
+        write_samples(settings)
+    (said,) = caplog.messages
+    assert said.endswith("step_1 has learned with other code than has run here: code=run/code/form.py is its own.")
+    shutil.rmtree("run/code")
+    open_checkpoint("run")
+    assert caplog.messages[1].endswith("has learned with other code than has run here: its figures may be others.")
 
 
 def test_a_file_that_goes_to_its_own_folder_leaves_the_run_in_that_of_the_command(tmp_path, monkeypatch):
