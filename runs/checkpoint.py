@@ -78,6 +78,10 @@ class Progress:
     skipped_in_a_row: int = 0
     finished: bool = False
     wandb_id: str | None = None
+    begun_with: str | None = None
+    """The hash of the weights that init_from brought."""
+    earlier_settings: str | None = None
+    """Settings that earlier steps had and later ones have not, after resumes."""
 
     @property
     def is_evaluated(self) -> bool:

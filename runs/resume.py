@@ -194,15 +194,9 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
     data: the fingerprint of the tokens, compared with the saved one.
     """
     # Find the changes that matter.
-    now = flat(settings)
-    before = flat(defaults) | flat(saved.config)
-    # Unless it is given, the tokenizer sets the vocabulary, and is compared itself.
-    if now.get("model.vocab_size") is None:
-        before.pop("model.vocab_size", None)
-    differing = [name for name in sorted(before) if name in now and now[name] != before[name]]
-    free = tuple(f"{name}." for name in MAY_CHANGE_ON_RESUME)
-    bound = [name for name in differing if not f"{name}.".startswith(free)]
-    changed = [f"{name}={format_value(now[name])} (was {format_value(before[name])})" for name in bound]
+    found = changed_settings(settings, saved, defaults)
+    bound = [name for name in found if not is_free(name)]
+    changed = [f"{name}={format_value(found[name][1])} (was {format_value(found[name][0])})" for name in bound]
     changed += ["the text or its modification time has changed"] * (data not in (None, saved.data))
     if not changed:
         return
@@ -212,7 +206,7 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
     shaping = ("model.", "tokenizer.", "optimizer.name")
     shaped = [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]
     if shaped:
-        remedy = "leave these out, or begin a new run" + remedy_in_python(now, flat(defaults), shaped)
+        remedy = "leave these out, or begin a new run" + remedy_in_python(flat(settings), flat(defaults), shaped)
         raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
     if not settings["allow_changes"]:
         raise SettingsError(sentence, "restore these, or set allow_changes=true to continue with the new ones")
@@ -227,6 +221,36 @@ def remedy_in_python(settings: dict[str, Any], defaults: dict[str, Any], names: 
     if any(settings[name] == defaults[name] for name in names):
         return "; in Python, where settings that are left out have their defaults, docs/library.md takes those of a run"
     return ""
+
+
+def changed_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that a resumed run changes, {name: (before, now)}."""
+    now = flat(settings)
+    before = flat(defaults) | flat(saved.config)
+    # Unless it is given, the tokenizer sets the vocabulary, and is compared itself.
+    if now.get("model.vocab_size") is None:
+        before.pop("model.vocab_size", None)
+    return {name: (before[name], now[name]) for name in sorted(before) if name in now and now[name] != before[name]}
+
+
+def is_free(name: str) -> bool:
+    """Return whether a resumed run may change this setting."""
+    return f"{name}.".startswith(tuple(f"{free}." for free in MAY_CHANGE_ON_RESUME))
+
+
+def earlier_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, Any], data: str | None) -> str | None:
+    """Return what the steps of a resumed run had that later ones have not, None for nothing.
+
+    The end of a run counts, for the learning rate's schedule follows it. data: the fingerprint of another text.
+    """
+    found = changed_settings(settings, saved, defaults)
+    ends = ("max_steps", "max_minutes", "max_flops")
+    had = [f"{name}={format_value(before)}" for name, (before, _) in found.items() if name in ends or not is_free(name)]
+    had += ["another version of the text"] * (data is not None)
+    earlier = saved.progress.earlier_settings
+    if not had:
+        return earlier
+    return f"{f'{earlier}, ' if earlier else ''}{' '.join(had)} until step {saved.progress.step}"
 
 
 def remove_leftovers(run: Path, saved: Saved | None) -> None:

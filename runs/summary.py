@@ -34,6 +34,12 @@ class Summary:
     """The hash of the file of code= and its neighbours."""
     text_hash: str | None = None
     """The hash of the tokens of a text, see data/prepare.py."""
+    weights_hash: str | None = None
+    """The hash of the weights that init_from brought."""
+    computed_in: str | None = None
+    """The type of the products, which precision=auto chooses by the machine."""
+    earlier_settings: str | None = None
+    """Settings that earlier steps had and later ones have not: the run was resumed with others."""
     seed: float | None = None
     threads: float | None = None
     """The threads of a run on a CPU, on which its last bits depend."""

@@ -50,6 +50,13 @@ LARGER = ["val_accuracy", *(column.field for column in COLUMNS if column.larger)
 TIMED = [column.field for column in COLUMNS if column.timed]
 METRICS = [name for name in NUMBERS if name not in ("seed", "threads", "step", "tokens", "val_tokens")]
 """The figures of which more or less is better."""
+ONE_VERSION = {
+    "text_hash": ("data.", "tokenizer.", "init_from"),
+    "weights_hash": ("init_from",),
+    "computed_in": ("precision", "device"),
+    "earlier_settings": (),
+}
+"""What all runs of a comparison share, but where these settings of its variants differ."""
 OF_A_JOB = ("seed", "device", "model.vocab_size", "init_from")
 """The settings that a job itself chooses, completes or, when it goes on, leaves out."""
 
@@ -145,6 +152,8 @@ class Decide(Grid):
     """The folder of an earlier comparison, for the runs of the first variant."""
     confirm: str | None
     """The folder of an earlier comparison, for its better variants."""
+    versions: dict[tuple[str, str], tuple[str, Any]] = field(default_factory=dict)
+    """Each of ONE_VERSION, with the settings it follows from: the job that was met first, and what it had."""
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the pairs that are not finished.
@@ -375,6 +384,13 @@ class Decide(Grid):
             return f"job {name} ran other code (project_hash={summary.project_hash})"
         if summary and summary.code_hash != self.record.code[variant]:
             return f"job {name} ran another version of its code"
+        # A text, the run of init_from and the machine may change meanwhile, too.
+        for fact, settings in ONE_VERSION.items() if summary and self.planned[number] else ():
+            asked = [(name, value) for name, value in self.planned[number].items() if name.startswith(settings)]
+            value = getattr(summary, fact)
+            earlier, before = self.versions.setdefault((fact, repr(asked)), (name, value))
+            if before != value:
+                return f"job {name} ran {fact}={format_value(value)}, and job {earlier} {format_value(before)}"
         # So may have the files of its settings, since a run of a comparison that goes on, or of a baseline.
         ran = written_settings(self.folder / name)
         for setting, value in self.planned[number].items():

@@ -69,8 +69,14 @@ COLUMNS = (
     Column("peak MB", "peak_memory_mb", "grouped"),
     Column("time", "seconds", "duration", timed=True),
 )
-VERSIONS = {"code_hash": "a file of code=", "text_hash": "the text"}
-"""The hashes that may differ between jobs of the same settings, with the part of a run that each identifies."""
+VERSIONS = {
+    "code_hash": "have different versions of a file of code=",
+    "text_hash": "have different versions of the text",
+    "weights_hash": "begin with different weights of init_from=",
+    "computed_in": "were computed in different types of numbers",
+    "earlier_settings": "are of runs that were resumed with other settings",
+}
+"""What may differ between jobs of the same settings, with what is said of their rows."""
 ROUND = re.compile(r"[0-9]{1,3}0{6,30}\.0")  # a large round number
 # Signs by which Markdown may turn a text into a link, an image, HTML or another font.
 ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_\b")
@@ -109,7 +115,7 @@ class Job:
         written = settings_of_result(self.resolved)
         values = {name: value if isinstance(value, str) else number_or_text(value) for name, value in written.items()}
         values = values or {name: number_or_text(value) for name, value in self.settings.items()}
-        return frozenset(values.items()), self.summary.project_hash, self.summary.code_hash, self.summary.text_hash
+        return frozenset(values.items()), *(getattr(self.summary, name) for name in ("project_hash", *VERSIONS))
 
 
 Group = list[Job]
@@ -221,13 +227,13 @@ def untyped(jobs: Iterable[Job]) -> list[str]:
 
 
 def has_versions(jobs: Iterable[Job], name: str) -> bool:
-    """Return whether jobs of the same settings have different hashes of this name."""
+    """Return whether jobs of the same settings differ in this one of VERSIONS."""
     versions: dict[frozenset[tuple[str, str]], set[str | None]] = {}
     for job in jobs:
         if job.status == "finished":
             others = frozenset(setting for setting in job.but_seed if setting[0] not in VERSIONS)
             versions.setdefault(others, set()).add(getattr(job.summary, name))
-    unknown = {None} if name == "text_hash" else set()  # to runs of before it was kept
+    unknown = {None} if name in ("text_hash", "weights_hash", "computed_in") else set()  # before they were kept
     return any(len(hashes - unknown) > 1 for hashes in versions.values())
 
 
@@ -402,9 +408,9 @@ def markdown(jobs: list[Job]) -> str:
         ]
     if "project_hash" in swept:
         lines += ["", "The rows were computed by different code (project_hash): compare only those of the same."]
-    for name, subject in VERSIONS.items():
+    for name, difference in VERSIONS.items():
         if has_versions(jobs, name):
-            lines += ["", f"Some rows have different versions of {subject} ({name}): compare only those of the same."]
+            lines += ["", f"Some rows {difference} ({name}): compare only those of the same."]
     finished = [group for group in groups if group[0].status == "finished"]
     seeds = {frozenset(job.settings.get("seed") for job in group) for group in finished}
     if over_seeds and len(seeds) > 1:

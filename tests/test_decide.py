@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -17,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import permutations, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -477,6 +479,43 @@ def test_a_run_of_settings_whose_file_has_changed_is_no_part_of_a_pair(tmp_path)
         sweeper.sweep([])
     said = "undecided, because job 3-0 ran optimizer.lr=0.5, not 0.01"
     assert standing(tmp_path)["attention=mla"][:2] == [said, "2"]
+
+
+@pytest.mark.parametrize(
+    ("fact", "before", "now"),
+    [
+        ("text_hash", "aa", "bb"),
+        ("weights_hash", "aa", "bb"),
+        ("computed_in", "float32", "bfloat16"),
+        ("earlier_settings", None, "seed=7 until step 1"),
+    ],
+)
+def test_a_run_of_another_text_beginning_or_machine_is_no_part_of_a_pair(fact, before, now, tmp_path):
+    """As after its validation text or the run of init_from has changed meanwhile."""
+
+    def compared(asked: dict[str, Any], changed: str) -> list[str]:
+        sweeper = decide(variants=VARIANTS[:2])
+        folder = tmp_path / changed
+        in_memory(sweeper, folder, noisy)
+        configs = dict(zip(VARIANTS[:2], (TrainConfig(), TrainConfig(**asked)), strict=True))
+        sweeper.check_job = lambda job: replace(configs[job[-1]], model=GPTConfig(attention=job[-1].partition("=")[2]))
+        outcome = sweeper.outcome
+
+        def of_that_time(number: int, name: str, result: object) -> Summary | str:
+            known = json.loads((folder / name / "summary.json").read_text())
+            put_summary(folder / name, **known | {fact: now if re.search(changed, name) else before})
+            return outcome(number, name, result)
+
+        sweeper.outcome = of_that_time
+        with contextlib.suppress(SettingsError):
+            sweeper.sweep([])
+        return standing(folder)["attention=mla"][:2]
+
+    verdict, pairs = compared({}, "^3-")
+    assert f"{fact}={now}, and job 1-" in verdict and verdict.startswith("undecided, because job 3-") and pairs == "2"
+    # Variants may ask for different ones, but for a change in the middle of a run.
+    asked = dict(precision="bf16", data=DataConfig(source="tales"), init_from="RUN")
+    assert ("undecided, because" in compared(asked, "-1$")[0]) == (fact == "earlier_settings")
 
 
 @pytest.mark.slow

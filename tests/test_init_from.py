@@ -1,5 +1,6 @@
 """Fine-tuning: a new run that begins with another's weights, shape and tokenizer."""
 
+import hashlib
 import json
 import logging
 import re
@@ -22,6 +23,7 @@ from model.attention.contract import from_weights
 from model.config import GPTConfig
 from model.size import count_parameters
 from runs.checkpoint import Progress, load_checkpoint, open_checkpoint, save_checkpoint
+from runs.summary import read_summary
 from train import train, train_step
 from training.config import TrainConfig
 from training.plan import plan_run
@@ -49,6 +51,21 @@ def other_text(train_config: TrainConfig, tmp_path: Path) -> TrainConfig:
     train_config.data = replace(train_config.data, path=str(path))
     train_config.model = replace(train_config.model, dropout=0.1)
     return replace(train_config, sample_tokens=0)
+
+
+@pytest.mark.slow
+def test_a_run_has_a_hash_of_the_weights_that_it_began_with_also_when_it_goes_on(pretrained, other_text, tmp_path):
+    def begun_with(name: str, **changes) -> str | None:
+        train(replace(other_text, run_dir=str(tmp_path / name), **changes))
+        return read_summary(tmp_path / name).weights_hash
+
+    model = load_checkpoint(Path(pretrained)).model
+    digest = hashlib.sha256(b"".join(weight.detach().numpy().tobytes() for weight in model.parameters()))
+    expected = digest.hexdigest()[:16]
+    assert begun_with("run", init_from=pretrained, max_steps=1) == expected
+    kept = replace(model.config, dropout=0.1)
+    assert begun_with("run", resume=str(tmp_path / "run"), max_steps=2, model=kept) == expected
+    assert begun_with("new", max_steps=1) is None
 
 
 @pytest.mark.slow

@@ -150,6 +150,35 @@ def test_a_table_tells_versions_of_a_persons_file_apart_that_one_row_would_mix(t
     assert "code_hash" not in markdown(read_jobs(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("fact", "first", "other", "said"),
+    [
+        ("weights_hash", "aa", "bb", "begin with different weights of init_from="),
+        ("computed_in", "float32", "bfloat16", "were computed in different types of numbers"),
+        (
+            "earlier_settings",
+            None,
+            "optimizer.lr=0.5 until step 6",
+            "are of runs that were resumed with other settings",
+        ),
+    ],
+)
+def test_a_table_tells_runs_of_other_beginnings_and_machines_apart(fact, first, other, said, tmp_path):
+    for number, found in enumerate([first, other]):
+        put_job(tmp_path, number, f"seed={number}", val_bpb=1.0 + number, **{fact: found})
+    text = markdown(read_jobs(tmp_path))
+    assert " 1.0000 " in text and " 2.0000 " in text and f"Some rows {said} ({fact}): compare only" in text
+    # A run that was resumed with other settings is no copy of one that had them from its beginning.
+    for number, found in enumerate([first, other]):
+        job = put_job(tmp_path, number, "seed=1", val_bpb=1.0 + number, **{fact: found})
+        (job / "config.yaml").write_text("seed: 1\n")
+    assert len(read_jobs(tmp_path)) == 2 and "Left out" not in markdown(read_jobs(tmp_path))
+    # One row has what all of its runs have in common.
+    for number in range(2):
+        put_job(tmp_path, number, f"seed={number}", val_bpb=1.0 + number, **{fact: other})
+    assert fact not in markdown(read_jobs(tmp_path))
+
+
 @pytest.mark.slow
 def test_a_table_tells_versions_of_the_text_apart_and_knows_a_copy_of_it(tmp_path):
     asked = ["-m", "hydra.sweep.dir=here", *tiny(tmp_path, max_steps=2)]

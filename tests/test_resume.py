@@ -36,9 +36,9 @@ from data.batches import TokenDataset
 from data.prepare import prepare
 from generation.score import ScoringParams, score
 from model.size import flops_per_token, without_weights
-from runs.checkpoint import Meta, open_checkpoint, read_meta
+from runs.checkpoint import Meta, Progress, open_checkpoint, read_meta
 from runs.directory import lock_run, written_settings
-from runs.resume import check_settings, find_run, refuse_used
+from runs.resume import check_settings, earlier_settings, find_run, refuse_used
 from runs.summary import Summary, read_summary, write_summary
 from train import train
 from training.config import OptimizerConfig, TrainConfig
@@ -285,6 +285,33 @@ def test_settings_that_change_the_result_are_named_and_refused_and_others_may_ch
     after = open_checkpoint(config.run_dir)
     assert after.meta.progress.step == 10 and after.meta.data != before.meta.data
     assert after.tokenizer._mergeable_ranks == before.tokenizer._mergeable_ranks
+
+
+def test_the_settings_of_earlier_steps_are_those_that_shape_the_weights_and_add_up():
+    defaults = {"max_steps": None, "grad_clip": 1.0, "eval_interval": 150, "seed": 1}
+    saved = Meta({"max_steps": 6, "seed": 1}, Progress(step=6))
+    assert earlier_settings(defaults | {"max_steps": 6, "eval_interval": 5}, saved, defaults, None) is None
+    found = earlier_settings(defaults | {"max_steps": 9, "grad_clip": 0.5}, saved, defaults, "text")
+    assert found == "grad_clip=1 max_steps=6 another version of the text until step 6"
+    saved.progress.earlier_settings = "seed=7 until step 3"
+    found = earlier_settings(defaults | {"max_steps": 9}, saved, defaults, None)
+    assert found == "seed=7 until step 3, max_steps=6 until step 6"
+
+
+@pytest.mark.slow
+def test_a_run_notes_the_settings_that_its_earlier_steps_had(config):
+    """A table had the mean of it and of runs with its last settings, or took it for a copy of one of them."""
+
+    def noted(**changes) -> str | None:
+        train(replace(config, **changes))
+        return read_summary(Path(config.run_dir)).earlier_settings
+
+    assert noted(max_steps=1) is None
+    again = dict(resume=config.run_dir, allow_changes=True)
+    assert noted(max_steps=1, eval_interval=1, keep_checkpoints=1, **again) is None
+    assert noted(max_steps=2, **again) == "max_steps=1 until step 1"
+    changed = dict(optimizer=OptimizerConfig(lr=0.5), max_steps=3, **again)
+    assert noted(**changed) == "max_steps=1 until step 1, max_steps=2 optimizer.lr=0.02 until step 2"
 
 
 def test_a_run_had_the_default_of_a_setting_that_is_younger():

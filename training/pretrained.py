@@ -1,5 +1,6 @@
 """Pretrained weights from which a new run starts."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -29,12 +30,12 @@ GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 MAY_CHANGE_ON_INIT = {"model.block_size", "model.vocab_size", *WITHOUT_WEIGHTS}
 
 
-def open_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], None], tiktoken.Encoding | None]:
+def open_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], str | None], tiktoken.Encoding | None]:
     """Return config with init_from's settings, a copier of its weights, its tokenizer.
 
-    Without init_from config is unchanged, the copier does nothing, and the tokenizer is None. Settings that may
-    change are config.model's. Raises SettingsError, which names init_from, if the model cannot be read or config.model
-    would need other weights.
+    The copier returns the hash of the weights. Without init_from config is unchanged, the copier does nothing and
+    returns None, and the tokenizer is None. Settings that may change are config.model's. Raises SettingsError, which
+    names init_from, if the model cannot be read or config.model would need other weights.
     """
     if not config.init_from:
         return config, lambda model: None, None
@@ -118,10 +119,10 @@ def can_pool(config: GPTConfig, kv_heads: int | None) -> bool:
 
 
 @torch.no_grad()
-def copy_weights(read: Read, model: GPT) -> None:
-    """Copy pretrained weights into a fresh model, whose sizes may differ.
+def copy_weights(read: Read, model: GPT) -> str:
+    """Copy pretrained weights into a fresh model, whose sizes may differ; return their hash.
 
-    These are block_size, vocab_size and n_kv_head.
+    These sizes are block_size, vocab_size and n_kv_head.
 
     Fewer key heads are the means of those that they replace, and so are their values (Ainslie et al. 2023, section
     2.1): the run learns to do with them.
@@ -131,8 +132,11 @@ def copy_weights(read: Read, model: GPT) -> None:
     probabilities little (Hewitt 2021).
     """
 
+    digest = hashlib.sha256()
+
     def resized(name: str, fresh: Tensor) -> Tensor:
         known = read(name)
+        digest.update(known.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         if ".qkv_proj." in name and len(known) != len(fresh):
             layer: Any = model.get_submodule(name.partition(".qkv_proj")[0])
             return pooled(known, layer)
@@ -146,6 +150,7 @@ def copy_weights(read: Read, model: GPT) -> None:
         return torch.cat((known, new))
 
     load_weights(model, {name: resized(name, fresh.detach()) for name, fresh in model.named_parameters()})
+    return digest.hexdigest()[:16]
 
 
 def pooled(rows: Tensor, layer: MultiHeadAttention) -> Tensor:

@@ -42,7 +42,7 @@ from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
 from runs.directory import lock_run, log_to, make_run_directory, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
 from runs.plugins import keep_code, run_code
-from runs.resume import Saved, check_settings, find_run, newest_intact, refuse_used, remove_leftovers
+from runs.resume import Saved, check_settings, earlier_settings, find_run, newest_intact, refuse_used, remove_leftovers
 from training.config import SEARCHED, OptimizerConfig, TrainConfig
 from training.device import (
     batch_to_device,
@@ -162,8 +162,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
     with memory_errors(f"the model's weights are more than the memory of {device} holds", lower):
         model = with_recompute(GPT(config.model).to(device), config)
-        if ranks.is_first:
-            copy_pretrained(model)
+        begun_with = copy_pretrained(model) if ranks.is_first else None
         if config.init_from and not saved:
             step = f", step {before.progress.step:,}" if before and before.progress.step else ""
             log.info("weights   begin as those of %s%s", config.init_from, step)
@@ -186,6 +185,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     own_tokenizer = encoding is not None and not config.data.is_task
     signals = Signals(passed_on=ranks.launched)
     run = Run(config, device, precision, data, model, training_loss, ranks, compiled, own_tokenizer, signals)
+    run.progress.begun_with = begun_with
     if saved:
         restore(run, saved)
         check_end(run)
@@ -264,6 +264,8 @@ def restore(run: Run, saved: Saved) -> None:
         if run.scaler.is_enabled() and meta.scaler:  # a scaler without fp16 has no state
             run.scaler.load_state_dict(meta.scaler)
     run.progress = replace(meta.progress, finished=False)  # max_steps may have grown
+    text = None if meta.data == run.data.fingerprint else run.data.fingerprint
+    run.progress.earlier_settings = earlier_settings(asdict(run.config), meta, asdict(TrainConfig()), text)
     # With another batch_size the run goes on where it was in the text.
     before = meta.config.get("batch_size", run.config.batch_size)
     run.progress.ahead += run.progress.step * (before - run.config.batch_size)
