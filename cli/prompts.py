@@ -18,7 +18,7 @@ import tiktoken
 
 from common.console import print_error, progress_bar, say
 from common.errors import DataError, SettingsError, format_value, naming
-from common.files import locked, os_errors_named, read_foreign, reading, regular, remove, user_path
+from common.files import keep_copies, locked, os_errors_named, read_foreign, reading, regular, remove, user_path
 from common.text import plural, visible
 from data.encoding import decode_text
 from data.fields import Record
@@ -245,6 +245,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
             stack.enter_context(os_errors_named("results", config.results, "written", "name another place"))
             file = user_path("results", str(config.results))
             lock_results(file, config, stack)
+            keep_copies(file)
             done = keep_whole_batches(file, jobs, made_by, config)
             out = stack.enter_context(file.open("a", encoding="utf-8", errors="replace", newline="\n", buffering=1))
             write = out.write

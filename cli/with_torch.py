@@ -44,7 +44,7 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
     if resume:
         run = find_run(resume, run_dir, log.info if Ranks.of_torchrun().is_first else log.debug)
         if run:
-            inherited = settings_to_go_on(run, setting_hints(TrainConfig))
+            inherited = settings_to_go_on(run, setting_hints(TrainConfig), typed)
             typed = typed | {"resume": str(run), "run_dir": str(run)}
             if resume == "auto":  # the same command again, which may have begun with init_from
                 typed.pop("init_from", None)

@@ -200,6 +200,13 @@ def replace_text(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8", errors="replace")
 
 
+def keep_copies(file: Path) -> None:
+    """Give a file that has other names, as in copies by cp -al, bytes of its own to write to."""
+    if file.is_file() and file.stat().st_nlink > 1:
+        with replacing(file) as unfinished:
+            shutil.copy2(file, unfinished)
+
+
 def remove(path: Path) -> None:
     """Delete a file, a link or a folder if it exists and can be deleted; never raises."""
     shutil.rmtree(path, ignore_errors=True)  # deletes a folder, but no link to one

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from common.errors import CheckpointError, SettingsError, format_value, naming
-from common.files import UNFINISHED, is_locked, pointed, reading, remove, user_path
+from common.files import UNFINISHED, is_locked, keep_copies, pointed, reading, remove, user_path
 from common.text import flat, hydra_quoted
 from runs.checkpoint import (
     OPTIMIZER,
@@ -169,10 +169,19 @@ def newest_intact(run: Path) -> Saved:
         raise
 
 
-def settings_to_go_on(run: Path, known: Collection[str]) -> dict[str, Any]:
+def is_copied(saved: Saved) -> bool:
+    """Return whether the folder of a run was copied from another one that is still that run's."""
+    here = saved.path.parent.parent.resolve()
+    home = Path(saved.meta.home)
+    with suppress(CheckpointError, OSError):
+        return home != here and newest(home, read_meta).progress.wandb_id == saved.meta.progress.wandb_id
+    return False
+
+
+def settings_to_go_on(run: Path, known: Collection[str], typed: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings that a resumed run inherits, nested, without its paths if it moved.
 
-    known: the dotted names of all settings; CheckpointError if the run has others.
+    known: the dotted names of all settings; CheckpointError if the run has others. typed: those that are typed.
     """
     meta = newest(run, read_meta)
     refuse_unknown("resume", run, [name for name in flat(meta.config) if name not in known], meta)
@@ -183,7 +192,9 @@ def settings_to_go_on(run: Path, known: Collection[str]) -> dict[str, Any]:
         with readable(run):
             data = settings["data"].items()
             settings |= {"data": {name: value for name, value in data if name not in PATHS}}
-        settings.pop("wandb", None)
+        mode = settings.pop("wandb", {}).get("mode")
+        if mode not in (None, "disabled") and "wandb.mode" not in typed:
+            log.warning("%s has moved, and goes on without wandb: add wandb.mode=%s to go on with it.", run, mode)
     return settings
 
 
@@ -265,6 +276,7 @@ def remove_leftovers(run: Path, saved: Saved | None) -> None:
             checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))
     logs = saved.meta.logs
     for name in LOGS:
+        keep_copies(run / name)
         if (run / name).exists() and (run / name).stat().st_size > logs.get(name, math.inf):
             with open_log(run / name, "a") as file:
                 file.truncate(logs[name])

@@ -37,8 +37,8 @@ from data.prepare import prepare
 from generation.score import ScoringParams, score
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, Progress, open_checkpoint, read_meta
-from runs.directory import lock_run, written_settings
-from runs.resume import check_settings, earlier_settings, find_run, refuse_used
+from runs.directory import LOGS, lock_run, written_settings
+from runs.resume import Saved, check_settings, earlier_settings, find_run, refuse_used, remove_leftovers
 from runs.summary import Summary, read_summary, write_summary
 from train import train
 from training.config import OptimizerConfig, TrainConfig
@@ -312,6 +312,20 @@ def test_a_run_notes_the_settings_that_its_earlier_steps_had(config):
     assert noted(max_steps=2, **again) == "max_steps=1 until step 1"
     changed = dict(optimizer=OptimizerConfig(lr=0.5), max_steps=3, **again)
     assert noted(**changed) == "max_steps=1 until step 1, max_steps=2 optimizer.lr=0.02 until step 2"
+
+
+def test_a_copy_by_hard_links_keeps_its_measurements(tmp_path):
+    """As by cp -al or rsync --link-dest: the run wrote into the copy, and a resumed copy cut the run's files."""
+    for name in LOGS:
+        (tmp_path / name).write_text("one\ntwo\n")
+        os.link(tmp_path / name, tmp_path / f"copy of {name}")
+    meta = Meta({}, Progress(step=1), logs=dict.fromkeys(LOGS, 4))
+    remove_leftovers(tmp_path, Saved(tmp_path, meta))
+    for name in LOGS:
+        with (tmp_path / name).open("a") as file:
+            file.write("three\n")
+        assert (tmp_path / name).read_text() == "one\nthree\n"
+        assert (tmp_path / f"copy of {name}").read_text() == "one\ntwo\n"
 
 
 def test_a_run_had_the_default_of_a_setting_that_is_younger():

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import shutil
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -13,9 +14,11 @@ from conftest import run_here
 from test_resume import ROOT, before_step, crash
 
 from common.errors import SettingsError
+from common.settings import setting_hints
 from runs.metrics import Evaluation
+from runs.resume import settings_to_go_on
 from train import train
-from training.config import WandbConfig
+from training.config import TrainConfig, WandbConfig
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -101,6 +104,27 @@ def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(c
     first, second = sessions
     assert first.id == second.given["id"] and [first.code, second.code] == [1, 0]
     assert first.steps() + second.steps() == [1, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9, 10]  # from the checkpoint of step 5 on
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_run_is_a_new_run_of_wandb_and_a_moved_one_the_same(config, sessions, tmp_path, caplog):
+    """Both went on as one run of wandb, whose curves were of two."""
+    train(replace(config, max_steps=1))
+    run = Path(config.run_dir)
+    copies = [shutil.copytree(run, tmp_path / name, symlinks=True) for name in ("copy", "other")]
+    for place in (copies[0], copies[0], run):
+        train(replace(config, resume=str(place), max_steps=10))
+    train(replace(config, resume=str(run.rename(tmp_path / "moved")), max_steps=11))
+    first, copied, again, own, moved = sessions
+    assert copied.given["id"] is None and again.given["id"] == copied.id != first.id
+    assert own.given["id"] == moved.given["id"] == first.id
+    assert sum("this run was copied from" in message for message in caplog.messages) == 1
+
+    # What a moved run leaves behind is said, unless it is typed.
+    for typed, times in ((["wandb.mode"], 0), ([], 1)):
+        caplog.clear()
+        settings_to_go_on(copies[1], setting_hints(TrainConfig), typed)
+        assert caplog.text.count("goes on without wandb: add wandb.mode=offline to go on with it") == times
 
 
 @pytest.mark.slow

@@ -42,7 +42,16 @@ from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
 from runs.directory import lock_run, log_to, make_run_directory, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
 from runs.plugins import keep_code, run_code
-from runs.resume import Saved, check_settings, earlier_settings, find_run, newest_intact, refuse_used, remove_leftovers
+from runs.resume import (
+    Saved,
+    check_settings,
+    earlier_settings,
+    find_run,
+    is_copied,
+    newest_intact,
+    refuse_used,
+    remove_leftovers,
+)
 from training.config import SEARCHED, OptimizerConfig, TrainConfig
 from training.device import (
     batch_to_device,
@@ -264,6 +273,10 @@ def restore(run: Run, saved: Saved) -> None:
         if run.scaler.is_enabled() and meta.scaler:  # a scaler without fp16 has no state
             run.scaler.load_state_dict(meta.scaler)
     run.progress = replace(meta.progress, finished=False)  # max_steps may have grown
+    if meta.progress.wandb_id and is_copied(saved):
+        run.progress.wandb_id = None
+        if run.config.wandb.active_mode != "disabled":
+            log.warning("this run was copied from %s, which keeps its run of wandb: it has a new one.", meta.home)
     text = None if meta.data == run.data.fingerprint else run.data.fingerprint
     run.progress.earlier_settings = earlier_settings(asdict(run.config), meta, asdict(TrainConfig()), text)
     # With another batch_size the run goes on where it was in the text.
