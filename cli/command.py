@@ -19,7 +19,7 @@ from typing import TypeVar
 from common.console import in_notebook
 from common.errors import SettingsError
 from common.mistakes import mistakes_explained
-from common.settings import from_arguments, settings_in, typed_default
+from common.settings import from_arguments, settings_in, tell_repeated, typed_default
 from common.threads import sleep_at_barriers
 
 Schema = TypeVar("Schema")
@@ -52,6 +52,7 @@ def run_command(schema: type[Schema], function: Callable[[Schema], object], deco
 
     def start(arguments: list[str]) -> None:
         config = from_arguments(schema, arguments)
+        tell_repeated(arguments, is_sweep=False)
         refuse_torchrun(script.name)
         from training.device import limit_threads  # imports torch: mistakes in the settings do not wait for it
 

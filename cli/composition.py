@@ -10,7 +10,10 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
+from itertools import product
 from multiprocessing import parent_process
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +37,7 @@ from omegaconf.errors import (
 from cli.overrides import CONF, GROUPS, check_typed
 from common.aliases import OPTIONS
 from common.console import end_with_parent, show_log
-from common.errors import SettingsError, first_line
+from common.errors import SettingsError, first_line, format_value
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
 from common.text import flat, literal, quote, quoted_as_typed, seen_from_here
@@ -76,10 +79,13 @@ def register_inherited(typed: dict[str, str]) -> dict[str, str]:
     return typed
 
 
-def sweep(overrides: list[str], typed: dict[str, str]) -> None:
-    """Run each job of a sweep."""
+def sweep(overrides: list[str], typed: dict[str, str], searched: list[str]) -> None:
+    """Run each job of a sweep; searched: overrides for Hydra's search path."""
     register_inherited(typed)
-    call_hydra(["-m", *(quoted_as_typed(override, TEXTS) for override in without_plus(overrides))])
+    with suppress(yaml.YAMLError):  # which Hydra's own grammar may read
+        for variant in yaml.safe_load(typed.get("hydra.sweeper.variants", "null")) or [""]:
+            tell_overruled(typed | dict(word.partition("=")[::2] for word in str(variant).split()), searched)
+    call_hydra(["-m", *searched, *(quoted_as_typed(override, TEXTS) for override in without_plus(overrides))])
 
 
 def show(arguments: list[str]) -> None:
@@ -100,8 +106,48 @@ def without_plus(overrides: list[str]) -> list[str]:
 def run_single(typed: dict[str, str], searched: list[str]) -> None:
     """Train or plan a single run; searched: overrides for Hydra's search path."""
     show_log()
-    config = compose_settings(register_inherited(typed), searched)
+    typed = register_inherited(typed)
+    config = compose_settings(typed, searched)
+    tell_overruled(typed, searched)
     with_torch().train_or_plan(config)
+
+
+def tell_overruled(typed: dict[str, str], searched: list[str]) -> None:
+    """Warn of settings of a typed option in whose place an experiment has its own.
+
+    An experiment is for the options that it names or was written for: optimizer=adamw beside it keeps Muon's rates.
+    """
+    groups = [group for group in GROUPS if group in typed and group != "experiment"]
+    experiments = typed["experiment"].split(",") if "experiment" in typed else []
+    for group, experiment in product(groups, experiments):
+        for option in typed[group].split(","):
+            with suppress(HydraException, OmegaConfBaseException):  # mistakes are told where the settings are composed
+                own = frozenset(name for name in typed if name.startswith(f"{group}."))
+                tell_overruled_option(group, option, experiment, own, tuple(searched))
+
+
+@cache  # once, also for many variants
+def tell_overruled_option(
+    group: str, option: str, experiment: str, typed: frozenset[str], searched: tuple[str, ...]
+) -> None:
+    """Warn of the settings of GROUP=OPTION that an experiment has otherwise and nobody typed."""
+    overrides = [*searched, f"{group}={quote(option)}"]
+    with initialize_config_dir(str(CONF), **VERSION_BASE):
+        cfg = compose("train", overrides, return_hydra_config=True)
+        theirs = compose("train", [*overrides, f"experiment={quote(experiment)}"])
+    folders = [CONF, *(Path(place.removeprefix("file://")) for place in cfg.hydra.searchpath)]
+    files = [folder / group / f"{option}.yaml" for folder in folders]
+    own = {}
+    for file in filter(Path.is_file, files):
+        written = OmegaConf.load(file)  # of its group, a task's of all groups
+        own = flat({group: OmegaConf.to_container(OmegaConf.select(written, group, default=written))})
+    found = {name: OmegaConf.select(theirs, name) for name in own.keys() - typed}
+    others = {name: own[name] for name in own if name in found and found[name] != own[name]}
+    if others:
+        has = " ".join(f"{name}={format_value(found[name])}" for name in others)
+        asked = " ".join(f"{name}={format_value(value)}" for name, value in others.items())
+        fact = f"experiment={experiment} has {has}, which counts before {group}={option}"
+        log.warning("%s: type %s for what that option has.", fact, asked)
 
 
 def compose_settings(typed: dict[str, str], searched: Sequence[str] = ()) -> TrainConfig:
@@ -170,10 +216,13 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
         raise empty_group(min(empty))
     if values["code"]:  # before the names that it registers are read
         values["code_hash"] = with_torch().run_code(values["code"])
+    asked = set(typed)
+    name, value = values["attention"], values["model.attention"]
+    if name is not None and "model.attention" in asked and name != value:  # TrainConfig cannot tell a typed default
+        raise SettingsError(f"attention={name} and model.attention={value} are both given", "choose one")
     config = build(TrainConfig, values)
 
     # A typed setting without effect is a mistake; its default claims nothing, and is none.
-    asked = set(typed)
     idle = config.idle()
     if any(name.startswith("model.") for name in asked):
         idle |= with_torch().idle_model_settings(config.model)

@@ -57,13 +57,15 @@ def take_folder(arguments: list[str]) -> tuple[list[str], list[str]]:
 def own_options(typed: str) -> Path:
     """Return the absolute path of a folder with options, such as experiment/NAME.yaml.
 
-    Raises SettingsError for a folder without options, and for a file in another encoding or by refuse_misread().
+    Raises SettingsError for a folder without options, for a file in another encoding, and by refuse_hidden() and
+    refuse_misread().
     """
     folder = user_path("--config-dir", typed).resolve()
     files = [*folder.glob("*/*.yaml")]
     if not files or not typed:
         remedy = f"name one with files such as {GROUPS[1]}/NAME.yaml"
         raise SettingsError("is no folder with options", remedy, setting="--config-dir", value=typed)
+    refuse_hidden(folder)
     for file in files:
         try:
             file.read_bytes().decode()
@@ -71,6 +73,17 @@ def own_options(typed: str) -> Path:
             raise SettingsError(f"{seen_from_here(file)} is not UTF-8", "save it in this encoding") from None
         refuse_misread(file)
     return folder
+
+
+def refuse_hidden(folder: Path) -> None:
+    """Raise SettingsError for a file with the name of an option of ours, which Hydra reads."""
+    for ours in sorted(CONF.rglob("*/*.yaml")):
+        place = ours.relative_to(CONF)
+        file = folder / place
+        if file.is_file() and ours.read_bytes() != file.read_bytes():
+            problem = f"{seen_from_here(file)} is not read: tinygpt has an option of its own of this name"
+            group = place.parent.as_posix()
+            raise SettingsError(problem, f"rename it, as to my_{file.name}, and type {group}=my_{file.stem}")
 
 
 def refuse_misread(file: Path) -> None:
@@ -105,7 +118,9 @@ def refuse_misread(file: Path) -> None:
 
 
 def check_options(typed: dict[str, str]) -> None:
-    """Call refuse_misread() for each typed option of conf/."""
+    """Call refuse_misread() for typed options of conf/, refuse_hidden() for Hydra's folders."""
+    for folder in re.findall(r"file://(.+?)['\"]*(?=\]|,\s*['\"]?(?:file|pkg)://)", typed.get("hydra.searchpath", "")):
+        refuse_hidden(Path(folder))
     for group in typed.keys() & {*GROUPS}:
         for option in typed[group].strip("[]()").split(","):
             file = CONF / group / f"{option}.yaml"

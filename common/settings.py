@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import logging
 import os
 import re
 import unicodedata
@@ -17,6 +18,7 @@ from common.errors import SettingsError, format_value
 from common.text import flat, unescaped
 
 Schema = TypeVar("Schema")
+log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
 MAY_BE_EMPTY = ("prompt", "sample_prompt")
 """Settings whose empty text has a meaning."""
 NO_LIMIT = ("all", "inf", "infinity", "never", "none", "null", "random", "unlimited")
@@ -73,6 +75,22 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
         values[name] = value
         before = argument
     return values
+
+
+def tell_repeated(arguments: Iterable[str], is_sweep: bool = True) -> None:
+    """Tell of a setting that is typed with several values, of which the last one counts.
+
+    So a shell hands on seed={1,2}: seed=1 seed=2.
+    """
+    given: dict[str, dict[str, None]] = {}
+    for argument in arguments:
+        name, _, value = argument.lstrip("+").partition("=")
+        given.setdefault(name, {})[value] = None
+    for name, values in given.items():
+        if len(values) > 1 and os.environ.get("RANK", "0") == "0":
+            *_, last = values
+            remedy = f": a run for each is -m {name}={','.join(values)}" if is_sweep else ""
+            log.warning("%s is typed with %d values, and the last one counts, %s%s.", name, len(values), last, remedy)
 
 
 def hidden_sign(text: str) -> str:

@@ -6,11 +6,11 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from cli.composition import compose_settings, explain, register_schema
+from cli.composition import compose_settings, explain, register_schema, tell_overruled
 from cli.hydra_command import start
-from cli.overrides import CONF, check_typed, refuse_misread, take_folder
+from cli.overrides import CONF, check_options, check_typed, refuse_misread, take_folder
 from common.errors import SettingsError, format_value
-from common.settings import parse_overrides
+from common.settings import parse_overrides, tell_repeated
 from sweeps.grid import Grid, range_text
 from tests.sweeping import swept
 
@@ -247,3 +247,66 @@ def test_a_value_in_a_list_keeps_its_meaning():
     assert range_text("eval_interval", ["${max_steps}"]) == "${max_steps}"
     with pytest.raises(SettingsError, match=r"hydra\.sweeper\.params has no values of seed: leave"):
         range_text("seed", [])
+
+
+@pytest.mark.parametrize("typed", ["--config-dir={}", "hydra.searchpath=[file://{}]"])
+def test_a_file_that_has_the_name_of_an_option_of_ours_is_refused(folder, typed):
+    """Ours was read in its place: 240 jobs, or another rate."""
+    (folder / "optimizer").mkdir()
+    file = folder / "optimizer/adamw.yaml"
+    file.write_text("name: adamw\nlr: 0.5\n")
+
+    def read() -> None:
+        left, _ = take_folder([typed.format(folder)])
+        check_options(parse_overrides(left))
+
+    with pytest.raises(SettingsError, match=r"optimizer/adamw.yaml is not read: .* type optimizer=my_adamw"):
+        read()
+    file.write_bytes((CONF / "optimizer/adamw.yaml").read_bytes())  # a copy of ours says the same
+    read()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (
+            {"optimizer": "adamw"},
+            ["has optimizer.lr=0.3, which counts before optimizer=adamw: type optimizer.lr=0.001"],
+        ),
+        ({"optimizer": "muon,adamw", "optimizer.lr": "0.1"}, []),
+        ({"model": "small", "data": "tales"}, ["has model.n_layer=1, which counts before model=small: type model.n"]),
+        ({"tokenizer": "byte"}, []),
+    ],
+)
+def test_values_of_a_typed_option_that_an_experiment_replaces_are_told(folder, typed, said, caplog):
+    content = "# @package _global_\nmodel:\n  n_layer: 1\noptimizer:\n  lr: 0.3\n"
+    (folder / "experiment/own.yaml").write_text(content)
+    _, searched = take_folder([f"--config-dir={folder}"])
+    tell_overruled(typed | {"experiment": "own"}, searched)
+    assert len(caplog.messages) == len(said) and all(map(str.__contains__, caplog.messages, said))
+    single = {name: value.split(",")[-1] for name, value in typed.items()} | {"experiment": "own"}
+    config = compose_settings(single, searched)
+    assert config.model.n_layer == 1 and config.optimizer.lr == (0.1 if "optimizer.lr" in typed else 0.3)
+    caplog.clear()
+    tell_overruled(typed, searched)
+    tell_overruled({"experiment": "own"}, searched)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("typed", [{"model.attention": "sdpa"}, {"model.attention": "sdpa", "attention": "linear"}])
+def test_the_short_name_and_the_setting_are_not_both_given_also_where_one_is_the_default(folder, typed):
+    (folder / "experiment/own.yaml").write_text("# @package _global_\nattention: linear\n")
+    _, searched = take_folder([f"--config-dir={folder}"])
+    with pytest.raises(SettingsError, match="attention=linear and model.attention=sdpa are both given: choose one"):
+        compose_settings(typed | {"experiment": "own"}, searched)
+    assert compose_settings({"model.attention": "linear", "experiment": "own"}, searched).model.attention == "linear"
+
+
+@pytest.mark.parametrize("is_sweep", [False, True])
+def test_a_setting_that_is_typed_with_several_values_is_told(is_sweep, caplog, monkeypatch):
+    tell_repeated(["seed=1", "seed=2", "max_steps=3", "+seed=3", "max_steps=3"], is_sweep)
+    remedy = ": a run for each is -m seed=1,2,3" if is_sweep else ""
+    assert caplog.messages == [f"seed is typed with 3 values, and the last one counts, 3{remedy}."]
+    monkeypatch.setenv("RANK", "1")
+    tell_repeated(["seed=1", "seed=2"], is_sweep)
+    assert len(caplog.messages) == 1
