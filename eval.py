@@ -5,6 +5,12 @@ python eval.py data.path=notes.txt against=outputs/DATE/TIME-xxxx
 python eval.py tales=true                      # how many of its tales keep every fact
 """
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out, for another clone perhaps
+
 from cli.command import run_command
 from generation.config import EvalConfig
 

@@ -5,6 +5,12 @@ python export.py to=demo.html                  # the newest run, as a page that 
 python export.py import_from=gpt2 to=ours      # a Hugging Face model becomes a checkpoint
 """
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out, for another clone perhaps
+
 from cli.command import run_command
 from interop.config import ExportConfig
 

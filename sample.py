@@ -5,6 +5,12 @@ python sample.py prompt="def read(self" temperature=0.5
 python sample.py checkpoint=outputs/DATE/TIME-xxxx interactive=true
 """
 
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out, for another clone perhaps
+
 from cli.command import run_command
 from generation.config import SampleConfig
 

@@ -7,6 +7,10 @@ python train.py -m model.n_head=2,4 seed=1,2   # a sweep: every combination of t
 # Read the settings before the slow imports, so that --help and errors of settings are immediate.
 # run_train_command() then imports this file as the module `train`, and calls train().
 if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # python -P leaves it out, for another clone perhaps
     from cli.hydra_command import run_train_command
 
     run_train_command()

@@ -381,3 +381,16 @@ def test_what_works_in_one_process_is_refused_under_torchrun(typed, tmp_path, mo
     assert not [*tmp_path.iterdir()]
     monkeypatch.setenv("WORLD_SIZE", "1")  # torchrun --nproc-per-node=1
     assert said not in run_here("eval.py", cwd=tmp_path).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["train.py", "sample.py", "eval.py", "export.py"])
+def test_a_command_is_that_of_its_own_clone_also_under_a_safe_path(script, tmp_path):
+    """It ended in a traceback, or ran the code of a clone in PYTHONPATH."""
+    for name in ("cli", "common"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('of another clone')\n")
+    environment = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(ROOT / script), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(("Train", "Generate", "Measure", "Export")), done.stderr
