@@ -31,13 +31,22 @@ def shape(attention: object, layers: object, heads: object, width: object) -> st
     return visible(f"{attention}, {layers} × {heads} × {width} wide")
 
 
+def exact(value: Any) -> Any:
+    """Replace whole numbers that JavaScript rounds, such as a seed of 2^53 + 1, by their texts."""
+    if isinstance(value, dict):
+        return {name: exact(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [exact(item) for item in value]
+    return str(value) if isinstance(value, int) and abs(value) > 2**53 else value
+
+
 def fill_page(file: str, title: str, data: Any) -> str:
     """Return the page `file` with its placeholders filled in.
 
     TITLE becomes the title, DATA plain data as JSON, and KIT.JS and the other scripts and styles these files.
     """
     here = Path(__file__).parent
-    script = json.dumps(finite(data), separators=(",", ":"))
+    script = json.dumps(exact(finite(data)), separators=(",", ":"))
     values = {
         "TITLE": html.escape(title),
         "DATA": script.replace("<", "\\u003c"),  # the data may contain </script>

@@ -457,6 +457,32 @@ def test_a_sweep_shows_seeds_as_their_mean_the_best_first_and_failures_apart(swe
 
 
 @needs_browser
+def test_a_number_in_the_filter_is_a_whole_one(tmp_path):
+    for number, (heads, rate) in enumerate(
+        [("1", "0.01"), ("16", "0.01"), ("12", "1"), ("12", "1e-05"), ("16", "1.5")]
+    ):
+        put_run(tmp_path, number, 1.0 + number, f"model.n_head={heads}", f"optimizer.lr={rate}")
+    write_leaderboard(tmp_path)
+    left = {"n_head=1": [1], "model.n_head=16": [16, 16], "n_head=": [1, 12, 12, 16, 16], "lr=0.0": [], "16": [16, 16]}
+    left |= {"lr=0.01 n_head=16": [16], "lr=1 finished": [12], "=1": [1, 12]}
+    script = f"""
+      return {json.dumps([*left])}.map(typed => {{
+        $("filter").value = typed; $("filter").oninput();
+        return [...$("table").tBodies[0].rows].map(row => Number(row.cells[2].textContent)).sort((a, b) => a - b);
+      }});
+    """
+    assert dict(zip(left, browse(tmp_path / "report.html", script), strict=True)) == left
+
+
+def test_a_page_has_all_digits_of_a_whole_number(tmp_path):
+    for seed in (1764460799123456789, 2**53 + 1, 2**53, 7):
+        (tmp_path / "config.yaml").write_text(f"seed: {seed}\n")
+        (tmp_path / "page.html").write_text(run_page(tmp_path))
+        shown = data_of(tmp_path / "page.html")["alone"]["wanted"]["seed"]
+        assert f"{shown}" == f"{seed}" and isinstance(shown, int) == (float(seed) == seed)
+
+
+@needs_browser
 def test_a_heat_map_tells_what_its_cells_are_the_means_of(tmp_path):
     names = "attention", "model.n_layer", "optimizer.lr"
     for number, values in enumerate(itertools.product(("mla", "sdpa"), (1, 2), (0.01, 0.1))):
