@@ -27,13 +27,13 @@ from common.settings import build, read_value
 from common.text import flat, visible
 from data.config import DataConfig
 from data.texts import Source
-from runs.directory import settings_of_result, written_settings
+from runs.directory import settings_of_result
 from runs.metrics import finite, is_number
 from runs.origin import PROJECT_HASH, commit
 from runs.summary import NUMBERS, Summary, read_summary, sentence_of
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
-from sweeps.grid import VARIANTS, Grid, combinations, error_of, result_key
-from sweeps.leaderboard import COLUMNS, literal_markdown, markdown_lines, shown
+from sweeps.grid import VARIANTS, Grid, combinations, error_of, other_settings, result_key
+from sweeps.leaderboard import COLUMNS, VERSIONS, literal_markdown, markdown_lines, shown
 from training.config import TrainConfig
 
 RECORD = "decide.json"
@@ -50,15 +50,6 @@ LARGER = ["val_accuracy", *(column.field for column in COLUMNS if column.larger)
 TIMED = [column.field for column in COLUMNS if column.timed]
 METRICS = [name for name in NUMBERS if name not in ("seed", "threads", "step", "tokens", "val_tokens")]
 """The figures of which more or less is better."""
-ONE_VERSION = {
-    "text_hash": ("data.", "tokenizer.", "init_from"),
-    "weights_hash": ("init_from",),
-    "computed_in": ("precision", "device"),
-    "earlier_settings": (),
-}
-"""What all runs of a comparison share, but where these settings of its variants differ."""
-OF_A_JOB = ("seed", "device", "model.vocab_size", "init_from")
-"""The settings that a job itself chooses, completes or, when it goes on, leaves out."""
 
 
 @dataclass
@@ -153,7 +144,7 @@ class Decide(Grid):
     confirm: str | None
     """The folder of an earlier comparison, for its better variants."""
     versions: dict[tuple[str, str], tuple[str, Any]] = field(default_factory=dict)
-    """Each of ONE_VERSION, with the settings it follows from: the job that was met first, and what it had."""
+    """Each of VERSIONS, with the settings that it follows from: the job that was met first, and what it had."""
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the pairs that are not finished.
@@ -385,17 +376,15 @@ class Decide(Grid):
         if summary and summary.code_hash != self.record.code[variant]:
             return f"job {name} ran another version of its code"
         # A text, the run of init_from and the machine may change meanwhile, too.
-        for fact, settings in ONE_VERSION.items() if summary and self.planned[number] else ():
-            asked = [(name, value) for name, value in self.planned[number].items() if name.startswith(settings)]
+        for fact, follows in VERSIONS.items() if summary and self.planned[number] else ():
             value = getattr(summary, fact)
-            earlier, before = self.versions.setdefault((fact, repr(asked)), (name, value))
+            asked = repr(follows.asked(self.planned[number]))
+            earlier, before = self.versions.setdefault((fact, asked), (name, value))
             if before != value:
                 return f"job {name} ran {fact}={format_value(value)}, and job {earlier} {format_value(before)}"
         # So may have the files of its settings, since a run of a comparison that goes on, or of a baseline.
-        ran = written_settings(self.folder / name)
-        for setting, value in self.planned[number].items():
-            if setting not in OF_A_JOB and setting in ran and shown(ran[setting]) != shown(value):
-                return f"job {name} ran {setting}={shown(ran[setting])}, not {shown(value)}"
+        for setting, ran in other_settings(self.folder / name, self.planned[number]).items():
+            return f"job {name} ran {setting}={ran}, not {shown(self.planned[number][setting])}"
         if summary and summary.status == "finished" and getattr(summary, self.metric) is not None:
             return summary
         return f"job {name} has no {self.metric}"

@@ -36,15 +36,17 @@ from common.settings import TEXT_KINDS, setting_hints
 from common.text import flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
 from runs.directory import lock_run, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
-from runs.summary import fail_job, read_job, read_summary
+from runs.summary import fail_job, overrides_of_job, read_job, read_summary
 from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once, register_resolver
-from sweeps.leaderboard import write_leaderboard
+from sweeps.leaderboard import shown, write_leaderboard
 from training.config import TrainConfig
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 LONGEST_NAME = 255  # bytes of a name in a folder, on nearly every disk
 SETTINGS = setting_hints(TrainConfig)
+OF_A_JOB = ("seed", "device", "model.vocab_size", "init_from")
+"""The settings that a job itself chooses, completes or, when it goes on, leaves out."""
 FOLDERS = {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.sweeper.baseline", "hydra.sweeper.confirm"}
 TEXTS = FOLDERS | {name for name, kind in SETTINGS.items() if kind in TEXT_KINDS}
 VARIANTS = (
@@ -138,9 +140,11 @@ class Grid(Sweeper):
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
         given = self.read(arguments)
         jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.groups]
+        given_jobs = jobs
         configs = self.check_jobs(jobs)
         jobs = self.distinct(jobs, configs)
         self.refuse_other_code(configs)
+        self.tell_other_settings(jobs, dict(zip(map(tuple, given_jobs), configs, strict=True)))
         if os.environ.get("RANK", "0") == "0":
             print(f"sweep     {plural(len(jobs), 'job')}", flush=True)
         with self.keeping_folder():
@@ -252,6 +256,26 @@ class Grid(Sweeper):
         if others:
             problem = f"{self.go_on} has runs of other code ({', '.join(sorted(others))}) than this, {PROJECT_HASH}"
             raise SettingsError(problem, "restore that code, name another folder, or add allow_changes=true")
+
+    def tell_other_settings(
+        self, jobs: Sequence[Sequence[str]], configs: Mapping[tuple[str, ...], TrainConfig | None]
+    ) -> None:
+        """Tell of a finished job whose experiment, or another file, has changed since."""
+        if self.config.dry_run:
+            return
+        begun = self.attempts()
+        for number, job in enumerate(jobs):
+            folder, _ = begun.get(number, (self.folder, 0))
+            summary = read_summary(folder)
+            record = read_job(folder)
+            config = configs[tuple(job)]
+            is_same = record and sorted(overrides_of_job(record.overrides)) == sorted(overrides_of_job([*job]))
+            if summary and summary.status == "finished" and config and is_same:
+                planned = settings_of_result(flat(asdict(config)))
+                for setting, ran in other_settings(folder, planned).items():
+                    fact = f"job {number} ran {setting}={ran}, and further jobs have {shown(planned[setting])}"
+                    print(visible(f"{fact}: a file of settings, or the run, was changed since."), flush=True)
+                    return
 
     def distinct(self, jobs: list[list[str]], configs: Sequence[TrainConfig | None]) -> list[list[str]]:
         """Return the jobs, but of those with equal settings the first alone; print the others.
@@ -501,6 +525,13 @@ def combinations(overrides: Iterable[Override]) -> list[list[str]]:
         values = override.sweep_string_iterator() if is_choice else [override.get_value_element_as_str()]
         choices.append([f"{override.get_key_element()}={value}" for value in values])
     return [*map(list, product(*choices))]
+
+
+def other_settings(folder: Path, planned: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of a run's settings that are not as planned, {name: value}."""
+    ran = written_settings(folder)
+    alike = (name for name in planned if name not in OF_A_JOB and name in ran)
+    return {name: shown(ran[name]) for name in alike if shown(ran[name]) != shown(planned[name])}
 
 
 def error_of(result: JobReturn) -> BaseException | None:

@@ -69,14 +69,29 @@ COLUMNS = (
     Column("peak MB", "peak_memory_mb", "grouped"),
     Column("time", "seconds", "duration", timed=True),
 )
+
+
+class Fact(NamedTuple):
+    """What may differ between jobs of the same settings."""
+
+    said: str
+    """What is said of rows that differ in it."""
+    settings: tuple[str, ...]
+    """The settings and groups that it follows from."""
+
+    def asked(self, settings: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Return those of `settings`, by dotted names, that it follows from."""
+        names = tuple(f"{name}." for name in self.settings)
+        return [(name, value) for name, value in settings.items() if f"{name}.".startswith(names)]
+
+
 VERSIONS = {
-    "code_hash": "have different versions of a file of code=",
-    "text_hash": "have different versions of the text",
-    "weights_hash": "begin with different weights of init_from=",
-    "computed_in": "were computed in different types of numbers",
-    "earlier_settings": "are of runs that were resumed with other settings",
+    "code_hash": Fact("have different versions of a file of code=", ("code",)),
+    "text_hash": Fact("have different versions of the text", ("data", "tokenizer", "init_from")),
+    "weights_hash": Fact("begin with different weights of init_from=", ("init_from",)),
+    "computed_in": Fact("were computed in different types of numbers", ("precision", "device")),
+    "earlier_settings": Fact("are of runs that were resumed with other settings", ()),
 }
-"""What may differ between jobs of the same settings, with what is said of their rows."""
 ROUND = re.compile(r"[0-9]{1,3}0{6,30}\.0")  # a large round number
 # Signs by which Markdown may turn a text into a link, an image, HTML or another font.
 ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_\b")
@@ -227,12 +242,14 @@ def untyped(jobs: Iterable[Job]) -> list[str]:
 
 
 def has_versions(jobs: Iterable[Job], name: str) -> bool:
-    """Return whether jobs of the same settings differ in this one of VERSIONS."""
+    """Return whether jobs of a row, or with the settings that it follows from, differ in a fact."""
     versions: dict[frozenset[tuple[str, str]], set[str | None]] = {}
     for job in jobs:
         if job.status == "finished":
             others = frozenset(setting for setting in job.but_seed if setting[0] not in VERSIONS)
-            versions.setdefault(others, set()).add(getattr(job.summary, name))
+            asked = [(known, shown(value)) for known, value in VERSIONS[name].asked(settings_of_result(job.resolved))]
+            for alike in {others, frozenset([("", ""), *asked])} if job.resolved else {others}:
+                versions.setdefault(alike, set()).add(getattr(job.summary, name))
     unknown = {None} if name in ("text_hash", "weights_hash", "computed_in") else set()  # before they were kept
     return any(len(hashes - unknown) > 1 for hashes in versions.values())
 
@@ -408,9 +425,9 @@ def markdown(jobs: list[Job]) -> str:
         ]
     if "project_hash" in swept:
         lines += ["", "The rows were computed by different code (project_hash): compare only those of the same."]
-    for name, difference in VERSIONS.items():
+    for name, fact in VERSIONS.items():
         if has_versions(jobs, name):
-            lines += ["", f"Some rows {difference} ({name}): compare only those of the same."]
+            lines += ["", f"Some rows {fact.said} ({name}): compare only those of the same."]
     finished = [group for group in groups if group[0].status == "finished"]
     seeds = {frozenset(job.settings.get("seed") for job in group) for group in finished}
     if over_seeds and len(seeds) > 1:

@@ -19,7 +19,7 @@ from data.prepare import tokens_hash
 from runs.origin import PACKAGES, PROJECT_HASH, commit, commit_of, hash_of_code
 from runs.summary import read_summary
 from sweeps.grid import Grid
-from sweeps.leaderboard import markdown, read_jobs, write_leaderboard
+from sweeps.leaderboard import VERSIONS, markdown, read_jobs, write_leaderboard
 from train import train
 from training.config import TrainConfig
 
@@ -173,6 +173,15 @@ def test_a_table_tells_runs_of_other_beginnings_and_machines_apart(fact, first, 
         job = put_job(tmp_path, number, "seed=1", val_bpb=1.0 + number, **{fact: found})
         (job / "config.yaml").write_text("seed: 1\n")
     assert len(read_jobs(tmp_path)) == 2 and "Left out" not in markdown(read_jobs(tmp_path))
+    # Rows of two attentions differ in it too, but where another setting explains it.
+    follows = VERSIONS[fact].settings[:1]
+    for values in (["x", "x"], ["x", "y"]):
+        for number, found in enumerate([first, other]):
+            attention = ("sdpa", "mla")[number]
+            job = put_job(tmp_path, number, f"attention={attention}", val_bpb=1.0 + number, **{fact: found})
+            written = "".join(f"{setting}: {values[number]}\n" for setting in follows)
+            (job / "config.yaml").write_text(f"seed: 1\nmodel:\n  attention: {attention}\n{written}")
+        assert (fact in markdown(read_jobs(tmp_path))) == (values == ["x", "x"] or not follows)
     # One row has what all of its runs have in common.
     for number in range(2):
         put_job(tmp_path, number, f"seed={number}", val_bpb=1.0 + number, **{fact: other})

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import weakref
 from contextlib import ExitStack, chdir
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,6 +54,7 @@ from common.text import quote
 from docs.compare import Comparison
 from docs.recorded import recorded_jobs
 from hydra_plugins._tinygpt import AfterJob
+from model.config import GPTConfig
 from runs.directory import lock_run, written_settings
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job, read_summary
@@ -69,6 +70,7 @@ from sweeps.leaderboard import (
     swept_settings,
     write_leaderboard,
 )
+from training.config import OptimizerConfig, TrainConfig
 
 CLOCK = ("seconds", "tokens_per_s", "decode_tokens_per_s", "peak_memory_mb")
 
@@ -721,6 +723,27 @@ def test_what_an_experiment_brings_for_the_sweep_takes_effect(searchpath, tmp_pa
     monkeypatch.setattr("sweeps.decide.Decide.run_pairs", lambda self, pair, _: seeds.append(self.record.seed + pair))
     run_here("-m", searchpath, "experiment=own_seed", *tiny(tmp_path, max_steps=1), cwd=tmp_path)
     assert seeds == [*range(5, 25)]
+
+
+def test_finished_jobs_of_a_file_of_settings_that_has_changed_since_are_told(tmp_path, capsys):
+    """Rows of two attentions differed in their rate, too, and no column said so."""
+
+    def told(rate: float, *arguments: str) -> str:
+        sweeper = Grid()
+        in_memory(sweeper, tmp_path, lambda settings: 1.0)
+        planned = TrainConfig(optimizer=OptimizerConfig(lr=rate))
+        sweeper.check_job = lambda job: replace(planned, model=GPTConfig(attention=job[0].partition("=")[2]))
+        capsys.readouterr()
+        sweeper.sweep([*arguments])
+        for job in tmp_path.glob("[0-9]*"):
+            if not (job / "config.yaml").exists():
+                (job / "config.yaml").write_text(f"seed: 7\noptimizer:\n  lr: {rate}\n")
+        return capsys.readouterr().out
+
+    fact = "job 0 ran optimizer.lr=0.02, and further jobs have 0.5: a file of settings, or the run, was changed since."
+    assert "was changed since" not in told(0.02, "attention=sdpa")
+    assert "was changed since" not in told(0.02, "attention=sdpa,mla")
+    assert told(0.5, "attention=sdpa,mla,linear").count(fact) == 1
 
 
 @pytest.mark.slow
