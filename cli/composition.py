@@ -36,7 +36,7 @@ from omegaconf.errors import (
 
 from cli.overrides import CONF, GROUPS, check_typed
 from common.aliases import OPTIONS
-from common.console import end_with_parent, show_log
+from common.console import end_with_parent, open_console, show_log
 from common.errors import SettingsError, first_line, format_value
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
@@ -284,6 +284,9 @@ def run_job(cfg: DictConfig) -> Any:
 
     Returns the figure that a sweeper may minimise.
     """
+    parent = parent_process()  # None with n_jobs=1, and with other launchers
+    if parent:
+        open_console()  # which a worker has not done
     show_log()
     unset_path()
     own = HydraConfig.get()
@@ -306,7 +309,6 @@ def run_job(cfg: DictConfig) -> Any:
                 cfg.init_from = None
 
         # The machine, which jobs of a parallel launcher share.
-        parent = parent_process()  # None with n_jobs=1
         if own.runtime.choices["hydra/launcher"] == "joblib" and parent:
             end_with_parent(parent.pid)  # whose workers would train on, unseen, if it were killed
         if own.runtime.choices["hydra/launcher"] != "basic":

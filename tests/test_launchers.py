@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from importlib.util import find_spec
@@ -163,6 +165,17 @@ def test_every_launcher_has_settings_that_can_be_read_and_changed(tmp_path, laun
     assert shown.returncode == 0 and settings["_target_"].startswith("hydra_plugins.")
     if asked:
         assert (settings["partition"], settings["timeout_min"], settings["setup"]) == ("gpu", 90, ["module load cuda"])
+
+
+@pytest.mark.slow
+@needs_joblib
+def test_workers_end_without_a_traceback_whose_output_nobody_reads_or_no_letter_fits(tmp_path):
+    asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", *tiny(tmp_path, max_steps=1)]
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for folder, reader, environment in (("gone", "head -1", os.environ), ("ö", "cat", plain)):
+        typed = f"{shlex.join(command(*asked, f'hydra.sweep.dir={folder}'))} | {reader}"
+        done = subprocess.run(typed, shell=True, cwd=tmp_path, env=environment, capture_output=True, timeout=240)
+        assert done.stderr == b"" and len([*tmp_path.glob(f"{folder}/*/checkpoints/best")]) == 2
 
 
 @pytest.mark.slow
