@@ -89,7 +89,8 @@ def tell_repeated(arguments: Iterable[str], is_sweep: bool = True) -> None:
     for name, values in given.items():
         if len(values) > 1 and os.environ.get("RANK", "0") == "0":
             *_, last = values
-            remedy = f": a run for each is -m {name}={','.join(values)}" if is_sweep else ""
+            swept = is_sweep and not name.startswith("hydra")
+            remedy = f": a run for each is -m {name}={','.join(values)}" if swept else ""
             log.warning("%s is typed with %d values, and the last one counts, %s%s.", name, len(values), last, remedy)
 
 

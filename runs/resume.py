@@ -171,10 +171,10 @@ def newest_intact(run: Path) -> Saved:
 
 def is_copied(saved: Saved) -> bool:
     """Return whether the folder of a run was copied from another one that is still that run's."""
-    here = saved.path.parent.parent.resolve()
+    here = saved.path.parent.parent
     home = Path(saved.meta.home)
-    with suppress(CheckpointError, OSError):
-        return home != here and newest(home, read_meta).progress.wandb_id == saved.meta.progress.wandb_id
+    with suppress(CheckpointError, OSError):  # there is no such folder any more, or no run in it
+        return not home.samefile(here) and newest(home, read_meta).progress.wandb_id == saved.meta.progress.wandb_id
     return False
 
 

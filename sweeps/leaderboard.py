@@ -79,10 +79,9 @@ class Fact(NamedTuple):
     settings: tuple[str, ...]
     """The settings and groups that it follows from."""
 
-    def asked(self, settings: dict[str, Any]) -> list[tuple[str, Any]]:
+    def asked(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return those of `settings`, by dotted names, that it follows from."""
-        names = tuple(f"{name}." for name in self.settings)
-        return [(name, value) for name, value in settings.items() if f"{name}.".startswith(names)]
+        return {name: value for name, value in settings.items() if name.partition(".")[0] in self.settings}
 
 
 VERSIONS = {
@@ -247,8 +246,9 @@ def has_versions(jobs: Iterable[Job], name: str) -> bool:
     for job in jobs:
         if job.status == "finished":
             others = frozenset(setting for setting in job.but_seed if setting[0] not in VERSIONS)
-            asked = [(known, shown(value)) for known, value in VERSIONS[name].asked(settings_of_result(job.resolved))]
-            for alike in {others, frozenset([("", ""), *asked])} if job.resolved else {others}:
+            asked = settings_of_result(VERSIONS[name].asked(job.resolved))
+            texts = [(known, shown(value)) for known, value in asked.items()]
+            for alike in {others, frozenset([("", ""), *texts])} if job.resolved else {others}:
                 versions.setdefault(alike, set()).add(getattr(job.summary, name))
     unknown = {None} if name in ("text_hash", "weights_hash", "computed_in") else set()  # before they were kept
     return any(len(hashes - unknown) > 1 for hashes in versions.values())
