@@ -140,8 +140,10 @@ def tell_overruled_option(
     own = {}
     for file in filter(Path.is_file, files):
         written = OmegaConf.load(file)  # of its group, a task's of all groups
-        own = flat({group: OmegaConf.to_container(OmegaConf.select(written, group, default=written))})
-    found = {name: OmegaConf.select(theirs, name) for name in own.keys() - typed}
+        settings = OmegaConf.select(written, group, default=written)
+        # The rates of an optimizer, or the steps of a schedule, are for this one alone, also if they are defaults.
+        own = flat({group: OmegaConf.to_container(cfg[group] if "name" in settings else settings)})
+    found = {name: OmegaConf.select(theirs, name) for name in own.keys() & SETTINGS.keys() - typed}
     others = {name: own[name] for name in own if name in found and found[name] != own[name]}
     if others:
         has = " ".join(f"{name}={format_value(found[name])}" for name in others)

@@ -266,6 +266,7 @@ def test_a_file_that_has_the_name_of_an_option_of_ours_is_refused(folder, typed)
     read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -273,6 +274,8 @@ def test_a_file_that_has_the_name_of_an_option_of_ours_is_refused(folder, typed)
             {"optimizer": "adamw"},
             ["has optimizer.lr=0.3, which counts before optimizer=adamw: type optimizer.lr=0.001"],
         ),
+        ({"optimizer": "muon"}, ["has optimizer.lr=0.3, which counts before optimizer=muon: type optimizer.lr=0.02"]),
+        ({"model": "gpt2_xl"}, ["has model.n_layer=1, which counts before model=gpt2_xl: type model.n_layer=48 for"]),
         ({"optimizer": "muon,adamw", "optimizer.lr": "0.1"}, []),
         ({"model": "small", "data": "tales"}, ["has model.n_layer=1, which counts before model=small: type model.n"]),
         ({"tokenizer": "byte"}, []),
