@@ -82,9 +82,11 @@ def register_inherited(typed: dict[str, str]) -> dict[str, str]:
 def sweep(overrides: list[str], typed: dict[str, str], searched: list[str]) -> None:
     """Run each job of a sweep; searched: overrides for Hydra's search path."""
     register_inherited(typed)
+    variants = None
     with suppress(yaml.YAMLError):  # which Hydra's own grammar may read
-        for variant in yaml.safe_load(typed.get("hydra.sweeper.variants", "null")) or [""]:
-            tell_overruled(typed | dict(word.partition("=")[::2] for word in str(variant).split()), searched)
+        variants = yaml.safe_load(typed.get("hydra.sweeper.variants", "null"))
+    for variant in variants if isinstance(variants, list) else [""]:
+        tell_overruled(typed | dict(word.partition("=")[::2] for word in str(variant).split()), searched)
     call_hydra(["-m", *searched, *(quoted_as_typed(override, TEXTS) for override in without_plus(overrides))])
 
 
