@@ -671,6 +671,44 @@ def test_a_part_that_does_not_exist_is_refused_on_the_console(tmp_path):
     assert browse(tmp_path / "demo.html", script) == [told.format("L1 H2"), told.format("L1")]
 
 
+NO_SETTINGS = {
+    "max_new_tokens: null": "max_new_tokens is null: it must be a whole number from 1 on.",  # wrote nothing
+    "max_new_tokens: -3": "max_new_tokens is -3: it must be",
+    "max_new_tokens: '5'": 'max_new_tokens is "5": it must be',
+    "temperature: NaN": "temperature is NaN: it must be 0, or a number from 1e-6 on.",
+    "temperature: true": "temperature is true: it must be",
+    "top_k: 0.5": "top_k is 0.5: it must be null, or a whole number from 1 on.",
+    "top_p: 5": "top_p is 5: it must be a number above 0, at most 1.",
+    "seed: 2 ** 32 + 1": "seed is 4294967297: it must be a whole number from 0 to 4294967295.",  # wrote that of 1
+    "seed: -1": "seed is -1: it must be",
+    "seed: 'x'": 'seed is "x": it must be',  # wrote that of 0
+    "without: 'L1 H1'": 'without is a list of parts, such as ["L1 H1"].',
+    "topK: 5": "There is no topK: the settings are max_new_tokens, temperature, top_k, top_p, seed, without.",
+}
+
+
+@needs_browser
+def test_settings_that_would_have_no_effect_or_another_are_refused_on_the_console(tmp_path):
+    write_demo(tmp_path / "demo.html", random_gpt(vocab_size=257, n_layer=1, n_head=1))
+    calls = ", ".join(f"tinygpt.generate('', {{{given}}})" for given in NO_SETTINGS)
+    script = f"""
+      const said = call => call.then(() => "nothing", error => error.message);
+      const told = await Promise.all([{calls}].map(said));
+      const logits = async (...given) => [...tinygpt.logits(...given)];
+      for (const given of [{{off: ["L1 H1"]}}, ["L1 H1"]]) told.push(await said(logits([65], given)));
+      for (const text of [5, null]) told.push(await said(tinygpt.generate(text)));
+      const settings = {{seed: undefined, max_new_tokens: 5}};
+      const one = await tinygpt.generate("", settings);
+      const other = await tinygpt.generate("", {{max_new_tokens: 5}});
+      const typed = await logits(new Int32Array([65, 66]));
+      return [told, one.text === other.text, String(typed) === String(await logits([65, 66]))];"""
+    told, is_default, is_typed = browse(tmp_path / "demo.html", script)
+    wanted = [*NO_SETTINGS.values(), "There is no off: the settings are without.", "There is no 0: the settings"]
+    wanted += ["A text is a string, not 5.", "A text is a string, not null."]
+    assert [found[: len(sentence)] for found, sentence in zip(told, wanted, strict=True)] == wanted
+    assert is_default and is_typed
+
+
 @pytest.mark.slow
 def test_a_page_takes_at_most_four_tenths_more_than_its_weights_and_has_no_address(tmp_path):
     model = GPT(GPTConfig(vocab_size=2048))  # of the default run
