@@ -26,7 +26,7 @@ from data.json_records import json_array, json_records, whole_number
 from data.opening import is_named
 from data.tables import csv_header, csv_records, refuse_excels_line, refuse_lines_before, repeats_names
 from data.tokenizer import END_OF_TEXT, encode_text, replace_surrogates
-from generation.config import SampleConfig, SamplingParams
+from generation.config import SEEDS, SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
 from runs.checkpoint import WEIGHTS, Checkpoint
 from runs.plugins import run_code
@@ -204,8 +204,8 @@ def checked_prompt(record: Record) -> Prompt:
     if prompt.get("seed", 0) is None:  # as programs write an empty cell
         prompt = {name: value for name, value in prompt.items() if name != "seed"}
     seed = prompt.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
-        remedy = "choose a whole number from 0 on, or leave it out"
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < SEEDS:
+        remedy = "choose a whole number from 0 to 2^32 - 1, or leave it out"
         raise DataError(f"{place} has seed={json.dumps(seed):.40}", remedy, value=source)
     return prompt
 
@@ -232,6 +232,9 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
         for prompt in prompts
         for number in range(config.num_samples)
     ]
+    if max((job.seed for job in jobs), default=0) >= SEEDS:
+        problem = f"num_samples={config.num_samples} leads a seed of the prompts beyond 2^32 - 1"
+        raise SettingsError(problem, "lower one of them")
     different = {(job.prompt["prompt"], 0 if is_greedy(config) else job.seed) for job in jobs}
     tell_equal(len(jobs), len(different), config)
     tell_replaced(prompts)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from common.errors import ANY_SEED, SettingsError, at_least, check_types, format_value, fraction, in_utf8, one_of
 from data.config import WITH_PATH
 
+SEEDS = 2**32
+"""Seeds with a text of their own: torch takes more, and draws the numbers of the lowest 32 bits of each."""
 NO_LINES = (".csv", ".tsv", ".xlsx", ".parquet", ".html", ".xml", ".yaml", ".md")  # names of other formats
 
 
@@ -97,10 +99,10 @@ class SampleConfig(SamplingParams):
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         at_least("num_samples", self.num_samples, 1)
         at_least("batch_size", self.batch_size, 1)
-        # A sample's seed is seed + its number, and torch's seeds have 63 bits.
+        # A sample's seed is seed + its number.
         at_least("seed", self.seed, 0, ANY_SEED)
-        if not 0 <= self.seed < 2**63 - self.num_samples:
-            problem = f"seed={self.seed} must be from 0 to 2^63 less num_samples={self.num_samples}"
+        if self.seed > SEEDS - self.num_samples:
+            problem = f"seed={self.seed} must be from 0 to 2^32 less num_samples={self.num_samples}"
             raise SettingsError(problem, "change one of them")
 
 

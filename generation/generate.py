@@ -18,8 +18,10 @@ depends on its prompt and its seed, and on the rest of the batch by rounding alo
 """
 
 import codecs
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from operator import index
 from typing import NamedTuple
 
@@ -31,10 +33,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from data.tokenizer import encode_text
-from generation.config import SamplingParams
+from generation.config import SEEDS, SamplingParams
 from model.cache import DocStarts, KVCache, Tokens
 from model.gpt import GPT
-from model.layers import cumulative_sum
+from model.layers import cumulative_sum, upcast
 from model.row import DecodedModel
 from model.surgery import check_head, uncompiled
 
@@ -55,7 +57,6 @@ class Chunk(NamedTuple):
     """The ids drawn since the sample's previous chunk, the <|endoftext|> that ends it among them."""
 
 
-@torch.inference_mode()
 def generate(
     model: GPT,
     tokenizer: tiktoken.Encoding,
@@ -68,23 +69,41 @@ def generate(
 
     Each prompt has one sample, which ends where the model ends the document, before the first of params.stop, or after
     params.max_new_tokens. Whenever a piece of text is yielded, the model is in the mode (train or eval) that it had.
-    Raises FloatingPointError when logits are not finite, and, when the first chunk is asked for, ValueError unless
-    prompts are lists of one token id or more, with a seed for each, and lm_head has a logit for each id; TypeError for
-    an id or a seed that is no whole number.
+    Prompts, seeds and params are those of the call: they may be changed for the next one before this one is read.
+    Raises SettingsError for params out of range. Raises FloatingPointError when logits are not finite, and, when the
+    first chunk is asked for, ValueError unless prompts are lists of one token id or more, with a seed for each, and
+    lm_head has a logit for each id; TypeError for an id or a seed that is no whole number.
     """
+    prompts, seeds, stop = copy.deepcopy((prompts, seeds, params.stop))
+    return _generate(model, tokenizer, prompts, seeds, replace(params, stop=stop))
+
+
+@torch.inference_mode()
+def _generate(
+    model: GPT,
+    tokenizer: tiktoken.Encoding,
+    prompts: list[list[int]],
+    seeds: list[int],
+    params: SamplingParams,
+) -> Iterator[Chunk]:
+    """Yield the chunks of generate(), whose arguments nobody else has."""
     if any(isinstance(prompt, str) for prompt in prompts):
         raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each.")
     if not len(prompts):
         return
+    seeds = [index(seed) for seed in seeds]
+    for seed in seeds:
+        if not 0 <= seed < SEEDS:
+            raise ValueError(f"seed {seed} must be from 0 to 2^32 - 1: beyond, torch repeats the texts of other seeds.")
     limit = model.longest_context  # None: a state reads a text of any length
     prompts = [[index(token) for token in prompt] for prompt in prompts]  # also of tensors and arrays
     prompts = [prompt if limit is None else prompt[-limit:] for prompt in prompts]
     detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
     pending: list[list[int]] = [[] for _ in prompts]  # the ids that no chunk of the sample has yet
     # A generator for each sample: its random numbers do not depend on the size of the batch.
-    generators = [torch.Generator("cpu").manual_seed(index(seed)) for seed in seeds]
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     decoder = Decoder(model)
 
     # 1) Prefill: read the prompts. From here on each row of the batch is a sample.
@@ -212,7 +231,7 @@ class Decoder:
 
 
 def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
-    """Return the filtered logits; a dropped token has −∞.
+    """Return the filtered logits, in float32 or wider; a dropped token has −∞.
 
     The filters run in the order of Hugging Face's `generate`:
 
@@ -222,9 +241,10 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
     min_p: keep tokens at least min_p times as probable as the likeliest (Nguyen et al. 2024, eq. 1).
     """
     if params.temperature == 0:
+        logits = upcast(logits)
         likeliest = logits.argmax(-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, logits.gather(-1, likeliest))
-    logits = logits / params.temperature
+    logits = upcast(logits) / params.temperature
     if params.top_k is not None and params.top_k < logits.shape[-1]:
         kth_largest = logits.topk(params.top_k).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < kth_largest, -torch.inf)
@@ -270,8 +290,8 @@ def draw(logits: Logits, uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     """
     precise = widest(logits.device)
     # Sum integers: on CUDA the order of additions varies, and with it a sum of floats. The sum is about 2^52, exact in
-    # int64 and in float64.
-    cumulative = (logits.softmax(-1) * 2.0**52).long().cumsum(-1)  # (B, V)
+    # int64 and in float64, and beyond float16.
+    cumulative = (upcast(logits).softmax(-1) * 2.0**52).long().cumsum(-1)  # (B, V)
     total = cumulative[:, -1:]  # (B, 1)
     threshold = (copy_to(logits.device, uniform).to(precise)[:, None] * total).long()
     # In float32 the product may round up to the total, beyond the last token.

@@ -152,6 +152,20 @@ def test_a_number_draws_the_token_whose_share_of_the_line_it_falls_in():
     close(shares, logits[0].softmax(-1), atol=0.004, rtol=0)  # 3.6 standard errors
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("params", [dict(), dict(temperature=0.7), dict(top_p=0.9), dict(top_k=40), dict(min_p=0.1)])
+def test_logits_of_half_precision_are_filtered_and_drawn_as_the_same_numbers_in_float64(params, dtype):
+    logits = (1.5 * random_logits(0, B=1, V=2000)).to(dtype)
+    filtered, exact = (filter_logits(each, SamplingParams(**params)) for each in (logits, logits.double()))
+    close(filtered, exact.float())
+
+    u = (torch.arange(500) + 0.5) / 500
+    line = exact.softmax(-1).cumsum(-1)[0]  # where a number falls between two sums, its token is drawn
+    drawn = torch.searchsorted(line, u.double(), right=True)
+    for each in (filtered, exact) if params else (logits, filtered, exact):
+        assert (sample(each.expand(500, -1), u) == drawn).float().mean() > 0.99  # but for rounding
+
+
 @given(seed=st.integers(0, 10**6), u=st.sampled_from([0.0, 2**-24, 0.5, 1 - 2**-24]))
 def test_a_token_without_probability_is_never_drawn(seed, u):
     allowed = torch.rand(1000, generator=torch.Generator().manual_seed(seed)) < 0.01
@@ -580,6 +594,59 @@ def test_ids_and_seeds_are_whole_numbers(number):
     for ids, seed in (([number], 1), ([1], number)):
         with pytest.raises(TypeError):
             next(generate(model, BYTE, [ids], seeds=[seed], params=SamplingParams()))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**32 + 1, 2**53 + 1, 2**63 - 1])
+def test_a_seed_whose_numbers_are_those_of_another_is_refused(seed):
+    """2^32 + 1 wrote the text of seed 1."""
+    torchs = [torch.Generator().manual_seed(each) for each in (seed, seed % 2**32)]
+    assert len({torch.rand(1, generator=generator).item() for generator in torchs}) == 1
+    model = random_gpt(vocab_size=257)
+    with pytest.raises(ValueError, match=f"seed {seed} must be from 0 to 2\\^32 - 1"):
+        next(generate(model, BYTE, [[1], [1]], seeds=[1, seed], params=SamplingParams()))
+    last = generate(model, BYTE, [[1]], seeds=[2**32 - 1], params=SamplingParams(max_new_tokens=1))
+    assert len([*last]) == 1
+
+
+def test_a_call_keeps_its_arguments_whatever_becomes_of_them_before_it_is_read():
+    """Objects that served two calls had the values of the latter in both."""
+    model = byte_gpt()
+
+    def written(chunks):
+        return [token for chunk in chunks for token in chunk.tokens]
+
+    for change in (
+        lambda prompts, seeds, params: setattr(params, "temperature", 0.0),
+        lambda prompts, seeds, params: setattr(params, "max_new_tokens", 3),
+        lambda prompts, seeds, params: params.stop.extend(map(chr, range(128))),
+        lambda prompts, seeds, params: prompts[0].append(7),
+        lambda prompts, seeds, params: prompts.append([7]),
+        lambda prompts, seeds, params: seeds.__setitem__(0, 5),
+    ):
+        for begun in (0, 1):  # chunks that were read before the change
+            given = [[256, 97]], [1], SamplingParams(max_new_tokens=12)
+            wanted = written(generate(model, BYTE, given[0], seeds=given[1], params=given[2]))
+            chunks = generate(model, BYTE, given[0], seeds=given[1], params=given[2])
+            read = [next(chunks) for _ in range(begun)]
+            change(*given)
+            assert written([*read, *chunks]) == wanted
+    array = np.array([[256, 97]])
+    chunks = generate(model, BYTE, array, seeds=[1], params=SamplingParams(max_new_tokens=12))
+    array[:] = 5
+    assert written(chunks) == wanted
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 5), ("temperature", -1.5), ("top_k", 0), ("max_new_tokens", 0)])
+def test_params_that_are_set_after_they_were_made_are_checked_by_the_call(name, value):
+    """top_p=5 was no filter; a string to stop at was its letters."""
+    params = SamplingParams()
+    setattr(params, name, value)
+    with pytest.raises(SettingsError, match=f"{name}={value}"):
+        generate(random_gpt(vocab_size=257), BYTE, [[1]], seeds=[1], params=params)
+    params = SamplingParams(max_new_tokens=12)
+    params.stop = bytes(range(128)).decode()
+    wanted = texts_of(byte_gpt(), [[256, 97]], [1], new=12)
+    assert tokens_drawn(byte_gpt(), BYTE, [[256, 97]], [1], params) == wanted
 
 
 @pytest.mark.parametrize("none", [0, -1])

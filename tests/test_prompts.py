@@ -179,6 +179,7 @@ REFUSED = {
     '{"prompt": 5}\n': 'prompts={prompts} line 1 has no text in the field prompt: write it as {"prompt"',
     '{"text": "a"}\n': "prompts={prompts} line 1 has no text in the field prompt",
     '{"prompt": "a", "seed": -1}': "prompts={prompts} line 1 has seed=-1: choose a whole number",
+    '{"prompt": "a", "seed": 4294967296}': "prompts={prompts} line 1 has seed=4294967296: choose a whole number",
     '{"prompt": "a", "seed": "1"}': 'prompts={prompts} line 1 has seed="1": choose a whole number',
 }
 
@@ -190,6 +191,13 @@ def test_prompts_that_cannot_be_read_are_refused_with_their_line(write, tmp_path
     said = REFUSED[content].replace("{prompts}", str(tmp_path / "prompts"))
     assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
     assert not (tmp_path / "results").exists()
+
+
+def test_seeds_of_samples_that_lead_beyond_the_last_one_are_refused_before_the_first_sample(write, tmp_path):
+    with pytest.raises(SettingsError, match=r"num_samples=2 leads a seed of the prompts beyond 2\^32 - 1: lower one"):
+        write('{"prompt": "a"}\n{"prompt": "a", "seed": 4294967295}', num_samples=2)
+    assert not (tmp_path / "results").exists()
+    assert len(write('{"prompt": "a", "seed": 4294967295}')) == 1
 
 
 ROWS = [{"prompt": 'say "a, b"\nor c', "seed": 7, "id": "x"}, {"prompt": " z", "id": "y"}]

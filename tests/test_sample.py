@@ -240,13 +240,13 @@ def test_an_empty_line_continues_the_first_sample_a_prompt_may_have_lines_and_qu
 def test_any_number_of_samples_takes_the_memory_of_one_batch(run_directory, monkeypatch):
     monkeypatch.setattr("cli.sample.generate", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):  # it had begun
-        sample(SampleConfig(checkpoint=str(run_directory), num_samples=10**15))
+        sample(SampleConfig(checkpoint=str(run_directory), num_samples=10**9))
 
 
 # What is refused.
 
 OUT_OF_RANGE = dict(temperature=(-0.1, 1e-45, 1e-7, nan, inf), top_k=(0,), top_p=(0.0, 2.0, nan), min_p=(1.5, -0.1))
-OUT_OF_RANGE |= dict(seed=(-1, 2**63 - 1), num_samples=(0,), max_new_tokens=(0,))
+OUT_OF_RANGE |= dict(seed=(-1, 2**32, 2**63 - 1), num_samples=(0,), max_new_tokens=(0,))
 OUT_OF_RANGE |= dict(batch_size=(0,))
 REFUSED = [
     *(
