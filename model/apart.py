@@ -29,7 +29,7 @@ from model.gpt import GPT, Stream, check_targets
 from model.layers import LayerNorm, RMSNorm, upcast
 from model.loss import scored_places
 from model.modes import eval_mode, uncompiled_calls
-from model.surgery import embedded, one_module, uncompiled
+from model.surgery import EDITS, embedded, one_module, uncompiled
 
 Result = Float[Tensor, "B T _"]
 Edit = Callable[[Result], Result]
@@ -87,8 +87,9 @@ def edited(model: GPT, edits: Mapping[Part, Edit]) -> Iterator[None]:
     """Replace results of parts in the forward passes of a `with` block.
 
     A head's result is (B, T, D), before its columns of o_proj; an MLP's is (B, T, C). T counts the new tokens: one
-    after the other while text is written with a cache. Blocks within blocks act in their order. Raises ValueError for a
-    part that the model lacks, and in a forward pass for a result of another shape.
+    after the other while text is written with a cache. Blocks within blocks act in their order. A copy of the model
+    keeps the edits; no file of weights has them, so a checkpoint or an export is refused within the block. Raises
+    ValueError for a part that the model lacks, and in a forward pass for a result of another shape.
 
     For example, patching takes the result of another text (Wang et al. 2022, "Interpretability in the Wild"):
 
@@ -106,19 +107,22 @@ def edited(model: GPT, edits: Mapping[Part, Edit]) -> Iterator[None]:
         for layer, block in enumerate(model.blocks):
             own = {part.head: edit for part, edit in edits.items() if part.layer == layer}
             if None in own:
-                stack.callback(block.mlp.register_forward_hook(mlp_hook(own.pop(None), Part(layer))).remove)
+                hook = mlp_hook(own.pop(None), Part(layer))
+                EDITS.add(hook)
+                stack.callback(block.mlp.register_forward_hook(hook).remove)
             if own:
                 hook = heads_hook(own, layer, heads_of(block.attention))
+                EDITS.add(hook)
                 stack.callback(block.attention.o_proj.register_forward_pre_hook(hook).remove)
         yield
 
 
-def mlp_hook(edit: Edit, part: Part) -> Callable[..., Stream]:
+def mlp_hook(edit: Edit, part: Part) -> Callable[..., Any]:
     """Return a forward hook of an MLP that edits its result."""
     return lambda module, arguments, result: apply(edit, result, part)
 
 
-def heads_hook(edits: dict[int | None, Edit], layer: int, H: int) -> Callable[..., tuple[Tensor]]:
+def heads_hook(edits: dict[int | None, Edit], layer: int, H: int) -> Callable[..., Any]:
     """Return a forward pre-hook of o_proj that edits some of its H heads."""
 
     def hook(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:

@@ -6,6 +6,7 @@ loss by chunks, for example, reads lm_head.weight, and would leave out an adapte
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+EDITS: WeakSet[Any] = WeakSet()
+"""The hooks of model/apart.py, by which a part is another one for a while."""
 CALL = ("__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
 """By which torch calls a module: those of an instance or a class may be replaced."""
 Method = tuple[type, str, Any]

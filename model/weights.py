@@ -18,7 +18,7 @@ from model.gpt import GPT, MLP, Block, SwiGLU
 from model.ngrams import NGrams
 from model.rope import Pope
 from model.size import without_weights
-from model.surgery import PLAIN_TYPES, plain_name, uncompiled
+from model.surgery import EDITS, PLAIN_TYPES, plain_name, uncompiled
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:
@@ -37,10 +37,16 @@ def check_weights(model: GPT) -> None:
     """Raise SettingsError unless a model has the weights that its settings ask for.
 
     A file of them would be read by the settings. Layers may have been dropped or copied, an adapter or a pruning mask
-    attached, or a tied lm_head replaced.
+    attached, a tied lm_head replaced, or a part edited for a while.
     """
     model = uncompiled(model)
     config = model.config
+    for name, module in model.named_modules():
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if any(hook is edit for hook in hooks for edit in EDITS):
+            problem = f"the model's {plain_name(name)} is edited by without() or edited(), which no file of weights has"
+            remedy = "write the model after the block; docs/library.md has the lines that switch a part off for good"
+            raise SettingsError(problem, remedy)
     if len(model.blocks) != config.n_layer:
         problem = f"the model has {len(model.blocks)} blocks, where its settings say n_layer={config.n_layer}"
         raise SettingsError(problem, f"set model.config.n_layer = {len(model.blocks)}")

@@ -17,12 +17,13 @@ from common.errors import SettingsError
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.config import SamplingParams
+from interop.huggingface import to_huggingface
 from model.apart import Part, contributions, edited, means, parts, results, streams, without, writes
 from model.attention import FORMS, MODIFIERS, MultiHeadAttention
 from model.attention import SETTINGS as ATTENTION_SETTINGS
 from model.gpt import GPT
 from model.heads import for_each_layer
-from runs.checkpoint import save_checkpoint
+from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), ())
@@ -561,3 +562,36 @@ def test_two_models_are_taken_apart_by_themselves():
         wanted = other(TOKENS)
         stack.enter_context(without(one, *parts(one)))
         assert torch.equal(other(TOKENS), wanted)
+
+
+def test_no_file_has_an_edit_so_a_model_is_written_after_its_block(tmp_path):
+    """A checkpoint and a folder written within the block had all parts, without a word."""
+    model, part = random_gpt(), Part(0, 1)
+    D = model.config.head_channels
+    off = copy.deepcopy(model)
+    off.blocks[0].attention.o_proj.weight.data[:, D : 2 * D] = 0
+
+    def write(model, name):
+        save_checkpoint(tmp_path / name, model=model, tokenizer=None, config=TrainConfig(model=model.config))
+        return open_checkpoint(tmp_path / name).model
+
+    for edit, name in ((without(model, part), "attention.o_proj"), (edited(model, {Part(0): torch.neg}), "mlp")):
+        told = (
+            rf"the model's blocks.0.{name} is edited by without\(\) or edited\(\), which no .*: write the model after"
+        )
+        with edit:
+            copied = copy.deepcopy(model)
+            for each in (model, copied):
+                with pytest.raises(SettingsError, match=told):
+                    write(each, "no")
+                with pytest.raises(SettingsError, match=told):
+                    to_huggingface(each, tmp_path / "no")
+        assert not (tmp_path / "no").exists()
+    with torch.no_grad():
+        with without(model, part):
+            copied = copy.deepcopy(model)
+            close(model(TOKENS), off(TOKENS), atol=1e-5)
+        close(copied(TOKENS), off(TOKENS), atol=1e-5)
+        close(write(off, "off")(TOKENS), off(TOKENS), atol=1e-5)
+        model.blocks[0].mlp.register_forward_hook(lambda *_: None)  # of a person, such as wandb.watch()
+        assert torch.equal(write(model, "whole")(TOKENS), model(TOKENS))
