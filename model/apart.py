@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from common.errors import SettingsError
 from model.attention import MultiHeadAttention
 from model.cache import DocStarts, Tokens
-from model.gpt import GPT, Stream, check_targets
+from model.gpt import GPT, Block, Stream, check_targets
 from model.layers import LayerNorm, RMSNorm, upcast
 from model.loss import scored_places
 from model.modes import eval_mode, uncompiled_calls
@@ -204,19 +204,46 @@ def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[St
     There are 2 L + 1, each (B, T, C). model.logits() of one is what the model would predict if it ended there, for
     which it was not trained: the logit lens (nostalgebraist 2020, "interpreting GPT"). That of the last is the model's
     own prediction.
+
+    Raises SettingsError for a block of one's own whose norms read something else, as norms after attention and MLP do.
     """
     found: list[Stream] = []
+    begun: list[Stream] = []
+    added: list[Stream] = []
 
-    def record(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        found.append(arguments[0])
+    def recorder(record: list[Stream]) -> Callable[..., None]:
+        return lambda module, arguments: record.append(arguments[0])
 
     with ExitStack() as stack, eval_mode(model), uncompiled_calls():
-        # Each norm reads the stream before the next part.
-        for block in model.blocks:
-            for norm in (block.attention_norm, block.mlp_norm):
-                stack.callback(norm.register_forward_pre_hook(record).remove)
+        # Each norm reads the stream before the next part. A module may stand in two places: one hook sees both calls.
+        norms = [getattr(block, name, None) for block in model.blocks for name in ("attention_norm", "mlp_norm")]
+        for norm in dict.fromkeys(filter(None, norms)):
+            stack.callback(norm.register_forward_pre_hook(recorder(found)).remove)
+        for block in dict.fromkeys(model.blocks):
+            stack.callback(block.register_forward_pre_hook(recorder(begun)).remove)
+        for attention in dict.fromkeys(model.attentions):
+            hook = attention.register_forward_hook(lambda module, arguments, result: added.append(result))
+            stack.callback(hook.remove)
         found.append(model.hidden(tokens, doc_starts=doc_starts))
+    if len(found) == 2 * len(begun) + 1:
+        read = zip(model.blocks, begun, added, found[::2], found[1::2], strict=False)
+        strange = [block for block, *seen in read if not reads_the_stream(*seen)]
+    else:
+        strange = [block for block in model.blocks if not isinstance(uncompiled(block), Block)] or [*model.blocks]
+    if strange:
+        kind = type(uncompiled(strange[0])).__name__
+        problem = f"the norms of a {kind} do not read the stream before attention and before the MLP"
+        raise SettingsError(problem, "take its streams by hooks on its modules")
     return found
+
+
+def reads_the_stream(begun: Stream, added: Stream, first: Stream, second: Stream) -> bool:
+    """Return whether a block's norms read the stream at its beginning and after attention."""
+
+    def is_same(x: Stream, y: Stream) -> bool:
+        return torch.allclose(upcast(x), upcast(y), rtol=0, atol=0, equal_nan=True)
+
+    return is_same(begun, first) and (not is_same(begun, second) or not added.any())
 
 
 @torch.no_grad()

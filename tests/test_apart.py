@@ -595,3 +595,70 @@ def test_no_file_has_an_edit_so_a_model_is_written_after_its_block(tmp_path):
         close(write(off, "off")(TOKENS), off(TOKENS), atol=1e-5)
         model.blocks[0].mlp.register_forward_hook(lambda *_: None)  # of a person, such as wandb.watch()
         assert torch.equal(write(model, "whole")(TOKENS), model(TOKENS))
+
+
+class OtherBlock(nn.Module):
+    """The parts of a block in another order."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.attention_norm, self.attention = block.attention_norm, block.attention
+        self.mlp_norm, self.mlp = block.mlp_norm, block.mlp
+
+
+class PostNorm(OtherBlock):
+    def forward(self, x, ctx):
+        x = self.attention_norm(x + self.attention(x, ctx))
+        return self.mlp_norm(x + self.mlp(x))
+
+
+class Parallel(OtherBlock):
+    def forward(self, x, ctx):
+        return x + self.attention(self.attention_norm(x), ctx) + self.mlp(self.mlp_norm(x))
+
+
+class OneNorm(OtherBlock):
+    def forward(self, x, ctx):
+        x = self.attention_norm(x)
+        return x + self.attention(x, ctx) + self.mlp(x)
+
+
+class Sandwich(OtherBlock):
+    def forward(self, x, ctx):
+        x = x + 0.5 * self.attention(self.attention_norm(x), ctx)
+        return x + 0.5 * self.mlp(self.mlp_norm(x))
+
+
+@pytest.mark.parametrize("kind", [PostNorm, Parallel, OneNorm])
+def test_streams_of_blocks_whose_norms_read_something_else_are_refused(kind):
+    """The first stream of a post-norm model was the embedding with what attention adds, without a word."""
+    model = random_gpt()
+    model.blocks[1] = kind(model.blocks[1])
+    with pytest.raises(SettingsError, match=f"the norms of a {kind.__name__} do not read .*take its streams by hooks"):
+        streams(model, TOKENS)
+    with pytest.raises(SettingsError):
+        contributions(model, TOKENS, TOKENS)
+
+
+def test_streams_of_other_blocks_that_are_pre_norm_are_those_of_hooks():
+    model, found = random_gpt(), []
+    model.blocks = nn.ModuleList(map(Sandwich, model.blocks))
+    for block in model.blocks:
+        for norm in (block.attention_norm, block.mlp_norm):
+            norm.register_forward_pre_hook(lambda module, arguments: found.append(arguments[0]))
+    last = model.hidden(TOKENS)
+    wanted = [*found, last]
+    for stream, read in zip(streams(model, TOKENS), wanted, strict=True):
+        close(stream, read)
+
+
+def test_one_block_at_two_places_has_a_stream_after_each_of_its_parts():
+    """Each of its streams came twice, without a word."""
+    model = random_gpt()
+    apart = copy.deepcopy(model)
+    model.blocks[1] = model.blocks[0]
+    apart.blocks[1] = copy.deepcopy(apart.blocks[0])
+    found, wanted = streams(model, TOKENS), streams(apart, TOKENS)
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        close(one, other)
