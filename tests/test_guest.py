@@ -50,7 +50,7 @@ from train import train, train_step
 from training.config import DataConfig, TrainConfig
 from training.distributed import Ranks
 from training.evaluation import evaluate
-from training.guest import defaults_of_torch
+from training.guest import defaults_of_torch, initial_seed, seed_generators
 from training.plan import plan_run
 
 FLAGS: dict[str, Callable[[], Any]] = {
@@ -581,3 +581,29 @@ def test_a_script_elsewhere_imports_the_clone_by_its_folder_and_nothing_that_is_
     assert found.stdout == f"{clone / 'train.py'}\n", found.stderr
     (tmp_path / "data.py").write_text("", encoding="utf-8")
     assert "'data' is not a package" in run(script.read_text(encoding="utf-8")).stderr
+
+
+ALIKE = (0, 1, 2**32 - 1, 2**32, 2**32 + 1, 2**33, 2**40, 2**63 - 1)
+
+
+def test_seeds_that_share_their_lowest_bits_begin_with_weights_of_their_own():
+    """Seeds 0, 2^32 and 2^33 drew the same weights, for torch takes 32 bits."""
+
+    def first_number(seed):
+        with torch.random.fork_rng():
+            seed_generators(initial_seed(seed), torch.device("cpu"))
+            return torch.rand(1, dtype=torch.float64).item()
+
+    assert len({first_number(seed) for seed in ALIKE}) == len(ALIKE)
+    for seed in ALIKE[:3]:
+        assert first_number(seed) == torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.slow
+def test_runs_of_such_seeds_begin_with_other_weights(train_config, tmp_path):
+    embeddings = []
+    for seed in (1, 2**32 + 1):
+        run = tmp_path / str(seed)
+        train(replace(train_config, run_dir=str(run), max_steps=1, sample_tokens=0, seed=seed))
+        embeddings.append(load_file(run / "checkpoints/last/model.safetensors")["token_embedding.weight"])
+    assert (embeddings[0] - embeddings[1]).abs().mean() > 1e-3

@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -95,6 +96,14 @@ def generator_kept(device: torch.device) -> Iterator[None]:
         yield
     finally:
         module.set_rng_state(before)
+
+
+def initial_seed(seed: int) -> int:
+    """Return the seed of a run's first weights: its own, or a hash of one beyond 32 bits.
+
+    torch's generator of the CPU takes the lowest 32 bits alone, so that seeds 1 and 2^32 + 1 would begin alike.
+    """
+    return seed if seed < 2**32 else zlib.crc32(str(seed).encode())
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

@@ -65,7 +65,7 @@ from training.device import (
 from training.distributed import Ranks, parallelize, uncompile, with_recompute
 from training.evaluation import first_sequences
 from training.failures import explain_failures
-from training.guest import WORKSPACE, generator_kept, process_kept, seed_generators
+from training.guest import WORKSPACE, generator_kept, initial_seed, process_kept, seed_generators
 from training.optimizer import load_optimizer_state, optimizer_state
 from training.pretrained import open_pretrained, pretrained_meta
 from training.run import Run, rank_batch_size, steps_to_take
@@ -167,7 +167,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
 
     # Build the model, with its weights. Rank 0 reads them; parallelize() gives them to the others.
     precision = choose_precision(config.precision, device)
-    seed_generators(config.seed, device)
+    seed_generators(initial_seed(config.seed), device)
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
     with memory_errors(f"the model's weights are more than the memory of {device} holds", lower):
         model = with_recompute(GPT(config.model).to(device), config)
