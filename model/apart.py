@@ -216,9 +216,10 @@ def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[St
 
     with ExitStack() as stack, eval_mode(model), uncompiled_calls():
         # Each norm reads the stream before the next part. A module may stand in two places: one hook sees both calls.
+        # Other hooks come later: they change what the norm reads, not the stream.
         norms = [getattr(block, name, None) for block in model.blocks for name in ("attention_norm", "mlp_norm")]
         for norm in dict.fromkeys(filter(None, norms)):
-            stack.callback(norm.register_forward_pre_hook(recorder(found)).remove)
+            stack.callback(norm.register_forward_pre_hook(recorder(found), prepend=True).remove)
         for block in dict.fromkeys(model.blocks):
             stack.callback(block.register_forward_pre_hook(recorder(begun)).remove)
         for attention in dict.fromkeys(model.attentions):
@@ -239,11 +240,8 @@ def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[St
 
 def reads_the_stream(begun: Stream, added: Stream, first: Stream, second: Stream) -> bool:
     """Return whether a block's norms read the stream at its beginning and after attention."""
-
-    def is_same(x: Stream, y: Stream) -> bool:
-        return torch.allclose(upcast(x), upcast(y), rtol=0, atol=0, equal_nan=True)
-
-    return is_same(begun, first) and (not is_same(begun, second) or not added.any())
+    begins = torch.allclose(upcast(begun), upcast(first), rtol=0, atol=0, equal_nan=True)
+    return begins and not (torch.equal(begun, second) and added.any())
 
 
 @torch.no_grad()

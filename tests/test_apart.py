@@ -652,6 +652,18 @@ def test_streams_of_other_blocks_that_are_pre_norm_are_those_of_hooks():
         close(stream, read)
 
 
+def test_streams_have_what_hooks_add_to_the_stream_and_not_what_they_change_before_a_norm():
+    model = random_gpt()
+    found = streams(model, TOKENS)
+    model.blocks[1].attention_norm.register_forward_pre_hook(lambda module, arguments: (0.5 * arguments[0],))
+    for stream, before in zip(streams(model, TOKENS)[:3], found[:3], strict=True):
+        close(stream, before)
+    model.blocks[0].register_forward_hook(lambda module, arguments, result: result + 1)
+    close(streams(model, TOKENS)[2], found[2] + 1)
+    model.token_embedding.weight.data.fill_(torch.nan)
+    assert all(stream.isnan().all() for stream in streams(model, TOKENS))
+
+
 def test_one_block_at_two_places_has_a_stream_after_each_of_its_parts():
     """Each of its streams came twice, without a word."""
     model = random_gpt()
