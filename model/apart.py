@@ -160,7 +160,8 @@ def without(
     def edit(part: Part) -> Edit:
         if means is None:
             return torch.zeros_like
-        return lambda result: means[part].to(result).expand_as(result)
+        mean = means[part]
+        return lambda result: mean.to(result).expand_as(result)
 
     known = parts(model)
     for part in off:

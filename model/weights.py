@@ -41,12 +41,7 @@ def check_weights(model: GPT) -> None:
     """
     model = uncompiled(model)
     config = model.config
-    for name, module in model.named_modules():
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if any(hook is edit for hook in hooks for edit in EDITS):
-            problem = f"the model's {plain_name(name)} is edited by without() or edited(), which no file of weights has"
-            remedy = "write the model after the block; docs/library.md has the lines that switch a part off for good"
-            raise SettingsError(problem, remedy)
+    check_unedited(model)
     if len(model.blocks) != config.n_layer:
         problem = f"the model has {len(model.blocks)} blocks, where its settings say n_layer={config.n_layer}"
         raise SettingsError(problem, f"set model.config.n_layer = {len(model.blocks)}")
@@ -77,6 +72,16 @@ def check_weights(model: GPT) -> None:
     if config.tie_embeddings and not torch.equal(weights["lm_head.weight"], weights["token_embedding.weight"]):
         problem = "lm_head and the token embedding differ, where the model's settings say tie_embeddings=true"
         raise SettingsError(problem, "set model.config.tie_embeddings = False, or tie them again")
+
+
+def check_unedited(model: GPT) -> None:
+    """Raise SettingsError within a block of without() or edited(), whose edits are in no weight."""
+    for name, module in model.named_modules():
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if any(hook is edit for hook in hooks for edit in EDITS):
+            problem = f"the model's {plain_name(name)} is edited by without() or edited(), which no file of weights has"
+            remedy = "write the model after the block; docs/library.md has the lines that switch a part off for good"
+            raise SettingsError(problem, remedy)
 
 
 def check_choices(model: GPT, but: Container[str] = ()) -> None:

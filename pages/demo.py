@@ -13,7 +13,7 @@ from common.text import flat, si
 from data.tokenizer import tokenizer_content
 from model.attention import SOFTMAX, MultiHeadAttention
 from model.attention.masks import alibi_slopes
-from model.weights import plain_weights
+from model.weights import check_unedited, plain_weights
 from pages.kit import fill_page, packed, shape
 from pages.runs import RECORD, text_of
 from runs.checkpoint import Checkpoint
@@ -59,6 +59,7 @@ def demo_page(checkpoint: Checkpoint, to: str, dtype: str) -> str:
     Raises SettingsError if the page cannot compute or hold the model.
     """
     model = checkpoint.model
+    check_unedited(model)
     known = nearest(model.config.attention)
     if known != model.config.attention:
         problem = f"to={to}: a page cannot compute attention={model.config.attention}"

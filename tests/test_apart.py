@@ -23,7 +23,8 @@ from model.attention import FORMS, MODIFIERS, MultiHeadAttention
 from model.attention import SETTINGS as ATTENTION_SETTINGS
 from model.gpt import GPT
 from model.heads import for_each_layer
-from runs.checkpoint import open_checkpoint, save_checkpoint
+from pages.demo import demo_page
+from runs.checkpoint import Checkpoint, Meta, open_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
 BYTE = make_tokenizer(TokenizerConfig(name="byte"), ())
@@ -586,6 +587,8 @@ def test_no_file_has_an_edit_so_a_model_is_written_after_its_block(tmp_path):
                     write(each, "no")
                 with pytest.raises(SettingsError, match=told):
                     to_huggingface(each, tmp_path / "no")
+                with pytest.raises(SettingsError, match=told):
+                    demo_page(Checkpoint(tmp_path, each, BYTE, Meta({})), "no.html", "float32")
         assert not (tmp_path / "no").exists()
     with torch.no_grad():
         with without(model, part):
@@ -674,3 +677,18 @@ def test_one_block_at_two_places_has_a_stream_after_each_of_its_parts():
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         close(one, other)
+
+
+def test_a_mean_is_that_of_the_call_whatever_becomes_of_the_means():
+    """A dict that was changed before its block began changed what took the part's place."""
+    model, part = random_gpt(), Part(0, 1)
+    given = means(model, TOKENS)
+    with torch.no_grad(), without(model, part, means=dict(given)):
+        wanted = model(TOKENS)
+    block = without(model, part, means=given)
+    given[part] = 5 * given[part]
+    with torch.no_grad(), block:
+        assert torch.equal(model(TOKENS), wanted)
+    del given[part]
+    with pytest.raises(KeyError):
+        without(model, part, means=given)
