@@ -230,7 +230,7 @@ class Decoder:
             return self.decoded.next_logits(tokens, self.cache, doc_starts).float()
 
 
-def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
+def filter_logits(logits: Float[Tensor, "*lead V"], params: SamplingParams) -> Float[Tensor, "*lead V"]:
     """Return the filtered logits, in float32 or wider; a dropped token has −∞.
 
     The filters run in the order of Hugging Face's `generate`:
@@ -246,7 +246,7 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
         return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, logits.gather(-1, likeliest))
     logits = upcast(logits) / params.temperature
     if params.top_k is not None and params.top_k < logits.shape[-1]:
-        kth_largest = logits.topk(params.top_k).values[:, -1:]  # (B, 1)
+        kth_largest = logits.topk(params.top_k).values[..., -1:]
         logits = logits.masked_fill(logits < kth_largest, -torch.inf)
     if params.top_p < 1:
         descending, order = logits.sort(stable=True, descending=True)
@@ -254,7 +254,7 @@ def filter_logits(logits: Logits, params: SamplingParams) -> Logits:
         # A token is dropped if the likelier ones already reach p. The likeliest has no likelier ones, and always stays,
         # also for a p that rounds to 0. Add in float64, and round the sum to the type of p: then 0.4 and 0.3 reach 0.7.
         precise = probabilities.to(widest(logits.device))
-        likelier = cumulative_sum(precise[:, :-1], -1).to(probabilities.dtype)  # of all but the likeliest
+        likelier = cumulative_sum(precise[..., :-1], -1).to(probabilities.dtype)  # of all but the likeliest
         dropped = likelier >= torch.tensor(params.top_p, dtype=probabilities.dtype, device="cpu")
         dropped = F.pad(dropped, (1, 0), value=False)
         dropped = torch.empty_like(dropped).scatter_(-1, order, dropped)  # from descending order back to ids

@@ -152,6 +152,17 @@ def test_a_number_draws_the_token_whose_share_of_the_line_it_falls_in():
     close(shares, logits[0].softmax(-1), atol=0.004, rtol=0)  # 3.6 standard errors
 
 
+@pytest.mark.parametrize(
+    "params", [dict(temperature=0), dict(top_k=1), dict(top_k=7), dict(top_p=0.6), dict(min_p=0.1)]
+)
+def test_the_logits_of_every_place_are_filtered_as_those_of_one_alone(params):
+    """top_k=1 of logits (B, T, V) took the threshold of the last place for all, without a word."""
+    logits, filters = random_logits(2, B=6), SamplingParams(**params)
+    wanted = torch.cat([filter_logits(row[None], filters) for row in logits])
+    assert torch.equal(filter_logits(logits.unflatten(0, (2, 3)), filters), wanted.unflatten(0, (2, 3)))
+    assert torch.equal(filter_logits(logits[0], filters), wanted[0])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("params", [dict(), dict(temperature=0.7), dict(top_p=0.9), dict(top_k=40), dict(min_p=0.1)])
 def test_logits_of_half_precision_are_filtered_and_drawn_as_the_same_numbers_in_float64(params, dtype):
