@@ -21,6 +21,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ from train import train, train_step
 from training.config import DataConfig, TrainConfig
 from training.distributed import Ranks
 from training.evaluation import evaluate
-from training.guest import defaults_of_torch, initial_seed, seed_generators
+from training.guest import defaults_of_torch, initial_seed, process_kept, seed_generators
 from training.plan import plan_run
 
 FLAGS: dict[str, Callable[[], Any]] = {
@@ -521,6 +522,23 @@ def test_an_attention_layer_leaves_everything_as_it_was():
     torch.autograd.grad(y.sum(), x)
     tried.weights(x)
     assert_unchanged(before, state() | of_model(tried))
+
+
+def test_a_second_run_at_once_in_a_process_is_refused_and_leaves_no_folder(config, monkeypatch):
+    plan = replace(config, run_dir=None)
+    with process_kept(), ThreadPoolExecutor(1) as pool:  # as Optuna's n_jobs=2 does
+        for second in (pool.submit(train, config), pool.submit(plan_run, train_step, plan)):
+            with pytest.raises(SettingsError, match="another thread of this process has a run open, .*: train one"):
+                second.result()
+        with monkeypatch.context() as patch:
+            patch.setattr("os.getpid", lambda: -1)  # a fork of this process has a run of its own
+            with process_kept():
+                pass
+        with pytest.raises(SettingsError, match="another thread"):
+            pool.submit(train, config).result()
+    assert not Path(config.run_dir).exists()
+    with process_kept():
+        pass
 
 
 @pytest.mark.slow

@@ -11,8 +11,12 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import torch
 
+from common.errors import SettingsError
+
 log = logging.getLogger("tinygpt")
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+OPEN: dict[int, object] = {}
+"""The run that is open, by the number of its process: a fork inherits the entry of its parent, which is not its own."""
 
 
 @contextmanager
@@ -22,6 +26,8 @@ def process_kept() -> Iterator[None]:
     These are the generators of torch's CPU, numpy and Python, the flags of determinism, CUDA's current device, the
     filters of warnings, whether the log is disabled, and the defaults_of_torch(). Signal handlers, float32 products, a
     GPU's generator and the handlers of the log have contexts of their own, where they are set.
+
+    Raises SettingsError while another thread has a run open: each would draw from the other's generators.
     """
     # Note them.
     drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -32,6 +38,13 @@ def process_kept() -> Iterator[None]:
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     filters = warnings.filters[:]
     is_disabled = log.disabled
+
+    # Let one thread in.
+    process, this = os.getpid(), object()
+    if OPEN.setdefault(process, this) is not this:
+        problem = "another thread of this process has a run open, and both would draw from the same generators"
+        remedy = "train one after the other (n_jobs=1), or each in a process of its own, by multiprocessing's spawn"
+        raise SettingsError(problem, remedy)
     try:
         with defaults_of_torch():
             yield
@@ -54,6 +67,7 @@ def process_kept() -> Iterator[None]:
             warnings.resetwarnings()  # Python caches what the filters say until one of these functions is called
             warnings.filters = filters
         log.disabled = is_disabled
+        del OPEN[process]
 
 
 @contextmanager
