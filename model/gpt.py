@@ -33,7 +33,7 @@ from model.layers import LayerNorm, Linear, RMSNorm
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 from model.recompute import recomputed
-from model.surgery import check_input, check_type, embedded, is_matrix, rename_wrapped, tie_again
+from model.surgery import HOOKS, check_input, check_type, embedded, is_matrix, is_replaced, rename_wrapped, tie_again
 
 Stream = Float[Tensor, "B T C"]
 
@@ -160,6 +160,7 @@ class GPT(nn.Module):
         doc_starts: DocStarts = None,
         cache: KVCache | None = None,
         last: bool = False,
+        ctx: AttentionContext | None = None,
     ) -> Float[Tensor, "B _ V"]:
         """Return the logits of the token that follows each position, (B, T, V).
 
@@ -168,6 +169,7 @@ class GPT(nn.Module):
             too. By default the tokens continue the document of the cache's last token; without a cache, one from 0.
         cache: the keys and values of earlier tokens; this pass appends its own and advances it.
         last: return those of the last position alone, (B, 1, V).
+        ctx: that of hidden().
 
         A loss of these logits has no gradient for the indexers of sparse attention (sparse.py), which learn by an
         auxiliary loss: take that of loss().
@@ -176,7 +178,7 @@ class GPT(nn.Module):
         tokens of another shape; on a CPU also for ids beyond the vocabulary and doc_starts that number texts. A GPU is
         not waited for: its kernels assert that ids are in the vocabulary.
         """
-        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache)
+        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
         with undone_on_failure(cache, tokens.size(1)):
             return self.logits(x[:, -1:] if last else x)
 
@@ -266,8 +268,8 @@ class GPT(nn.Module):
         """Return the loss -Σ log p(target) in nats: F.cross_entropy of the logits, summed.
 
         It is computed by chunks of tokens (model/loss.py), with at most 64 MB of logits at a time (512 on a GPU). If
-        lm_head is more than a matrix (not has_plain_head), it is that of the full logits. In training mode its gradient
-        is also that of the auxiliary loss which layers may add.
+        lm_head is more than a matrix (not has_plain_head), or the model itself is_hooked, it is that of the full
+        logits. In training mode its gradient is also that of the auxiliary loss which layers may add.
 
         targets: the tokens that follow; those of -1 (ours) and -100 (torch's) do not count.
         forward() explains the other arguments.
@@ -276,9 +278,12 @@ class GPT(nn.Module):
         """
         check_targets(tokens, targets)
         ctx = AttentionContext.with_loss(tokens.device) if self.training else AttentionContext()
-        x = self.hidden(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)
+        called = self if self.is_hooked else self.hidden
+        x = called(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)  # of a hooked model the logits
         with undone_on_failure(cache, tokens.size(1)):
-            if self.has_plain_head:
+            if self.is_hooked:
+                nats = nats_of_logits(x, targets)[0].sum()
+            elif self.has_plain_head:
                 nats = fused_cross_entropy(
                     self.final_norm(x),
                     self.lm_head.weight,
@@ -305,6 +310,8 @@ class GPT(nn.Module):
         Without a gradient. loss() explains the arguments.
         """
         check_targets(tokens, targets)
+        if self.is_hooked:
+            return nats_of_logits(self(tokens, doc_starts=doc_starts, cache=cache), targets)
         x = self.hidden(tokens, doc_starts=doc_starts, cache=cache)
         with undone_on_failure(cache, tokens.size(1)):
             return self.nats_of(x, targets)
@@ -330,9 +337,18 @@ class GPT(nn.Module):
     def has_plain_head(self) -> bool:
         """Whether lm_head is a matrix alone, so that its weight says all of it.
 
-        A bias, a hook, an adapter such as LoRA's or another module is part of the logits too: it has to be called.
+        A bias, a hook, an adapter such as LoRA's or another module is part of the logits too: it has to be called. So
+        has a logits() of a person's own.
         """
-        return is_matrix(self.lm_head) and self.lm_head.bias is None
+        return is_matrix(self.lm_head) and self.lm_head.bias is None and not is_replaced(self, GPT, "logits")
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether a hook is on the model itself, so that it has to be called.
+
+        It may change tokens or logits. A forward() of a person's own, which may call loss(), is left alone.
+        """
+        return any(getattr(self, hooks) for hooks in HOOKS) and not is_replaced(self, GPT, "forward")
 
     @torch.no_grad()
     def initialize(self) -> None:

@@ -50,6 +50,11 @@ def is_untouched(module: nn.Module, cls: type[Module]) -> TypeGuard[Module]:
     return type(module) is cls and not has_hooks and not is_patched
 
 
+def is_replaced(module: nn.Module, cls: type[nn.Module], name: str) -> bool:
+    """Return whether a method of a class is another one in a module, or in the module's class."""
+    return name in vars(module) or getattr(type(module), name) is not getattr(cls, name)
+
+
 def is_matrix(layer: nn.Module) -> TypeGuard[Linear]:
     """Return whether a layer is its weight and bias alone, which code may then read.
 

@@ -659,6 +659,48 @@ def test_what_acts_on_all_modules_is_in_the_logits_the_loss_and_decoding(attenti
     close(model.lm_head.weight.grad, 2 * doubled.lm_head.weight.grad, atol=1e-3, rtol=1e-4)
 
 
+class HalvedLogits(GPT):
+    """A model whose logits are halved, as for a temperature of 2."""
+
+    def logits(self, x):
+        return super().logits(x) / 2
+
+
+def halved(logits):
+    return lambda x: logits(x) / 2
+
+
+ON_THE_MODEL = {
+    "a hook": lambda model: model.register_forward_hook(lambda module, given, logits: logits / 2),
+    "a hook before": lambda model: model.register_forward_pre_hook(lambda module, given: (given[0].flip(1),)),
+    "logits of an object": lambda model: setattr(model, "logits", halved(model.logits)),
+    "logits of a class": lambda model: setattr(model, "__class__", HalvedLogits),
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_MODEL)
+@pytest.mark.parametrize("attention", ["sdpa", "index"])
+def test_what_is_attached_to_the_model_itself_is_in_the_loss(attention, name):
+    model, tokens = random_gpt(attention=attention), torch.randint(61, (2, 9))
+    given, targets = tokens[:, :-1], tokens[:, 1:]
+    model.train().loss(given, targets).backward()
+    indexers = [name for name, weight in model.named_parameters() if "index" in name and weight.grad.any()]
+    assert bool(indexers) == (attention == "index")  # which learn by the loss of the layers alone
+    plain = F.cross_entropy(model(given).mT, targets, reduction="none")
+    ON_THE_MODEL[name](model)
+    nats = F.cross_entropy(model(given).mT, targets, reduction="none")
+    assert (abs(nats - plain) > 0.01).any()
+    wanted = torch.autograd.grad(nats.sum(), model.lm_head.weight)[0]
+    model.zero_grad()
+    loss = model.loss(given, targets)
+    loss.backward()
+    close(loss, nats.sum(), rtol=1e-5)
+    close(model.nats(given, targets)[0], nats, atol=1e-5)
+    close(model.lm_head.weight.grad, wanted, atol=1e-5)
+    weights = dict(model.named_parameters())
+    assert all(weights[name].grad.any() for name in indexers)
+
+
 class Quantised(torch.Tensor):
     """A weight whose product is twice that of its numbers: quantised ones need a scale."""
 
