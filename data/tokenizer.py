@@ -15,7 +15,7 @@ import numpy as np
 import rustbpe  # type: ignore[import-untyped]
 import tiktoken
 
-from common.errors import DataError, damage_named, first_line
+from common.errors import DataError, SettingsError, damage_named, first_line
 from common.files import read_foreign
 from data.config import TokenizerConfig
 
@@ -175,14 +175,34 @@ def read_tokenizer(path: Path) -> tiktoken.Encoding:
     """
     remedy = "restore it from a copy, or prepare the data again"
     with damage_named(DataError, "is not a tokenizer that this version can read", remedy, value=path):
-        content = json.loads(read_foreign(path))
-        tokens = enumerate(content.pop("mergeable_ranks"))
-        ranks = {a2b_base64(token, strict_mode=True): rank for rank, token in tokens if token is not None}
-        if not content["pat_str"] or content["special_tokens"][END_OF_TEXT] in ranks.values():
-            raise ValueError(f"it has no pattern, or {END_OF_TEXT} has a token's id")
-        encoding = tiktoken.Encoding(**content, mergeable_ranks=ranks)
-        check_lossless(encoding)
+        return from_content(json.loads(read_foreign(path)))
+
+
+def from_content(content: dict[str, Any]) -> tiktoken.Encoding:
+    """Return the encoding of tokenizer_content().
+
+    Raises ValueError, or another error, if it is damaged or the encoding loses text.
+    """
+    tokens = enumerate(content["mergeable_ranks"])
+    ranks = {a2b_base64(token, strict_mode=True): rank for rank, token in tokens if token is not None}
+    if not content["pat_str"] or content["special_tokens"][END_OF_TEXT] in ranks.values():
+        raise ValueError(f"it has no pattern, or {END_OF_TEXT} has a token's id")
+    encoding = tiktoken.Encoding(**content | {"mergeable_ranks": ranks})
+    check_lossless(encoding)
     return encoding
+
+
+def check_kept(encoding: Any, vocab_size: int) -> None:
+    """Raise SettingsError unless an encoding fits a model and read_tokenizer() would read it."""
+    if not isinstance(encoding, tiktoken.Encoding):
+        problem = f"the tokenizer is of type {type(encoding).__name__}, and a checkpoint keeps a tiktoken.Encoding"
+        raise SettingsError(problem, "make one of its tokens, or leave it out by tokenizer=None")
+    if encoding.n_vocab > vocab_size:
+        problem = f"the tokenizer has {encoding.n_vocab} ids, and the model {vocab_size}"
+        raise SettingsError(problem, "give the tokenizer with which the model was trained")
+    remedy = f"give one with the special token {END_OF_TEXT} and all 256 bytes, whose pattern leaves out no letter"
+    with damage_named(SettingsError, "cannot be kept in a checkpoint", remedy, value=f"tokenizer {encoding.name}"):
+        from_content(tokenizer_content(encoding))
 
 
 def check_lossless(encoding: tiktoken.Encoding) -> None:

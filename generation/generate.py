@@ -38,7 +38,7 @@ from model.cache import DocStarts, KVCache, Tokens
 from model.gpt import GPT
 from model.layers import cumulative_sum, upcast
 from model.row import DecodedModel
-from model.surgery import check_head, uncompiled
+from model.surgery import check_gpt, check_head, uncompiled
 
 Logits = Float[Tensor, "B V"]
 
@@ -93,6 +93,7 @@ def _generate(
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each.")
     if not len(prompts):
         return
+    check_gpt(uncompiled(model))
     seeds = [index(seed) for seed in seeds]
     for seed in seeds:
         if not 0 <= seed < SEEDS:

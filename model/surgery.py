@@ -108,6 +108,13 @@ def tie_again(model: Any, keys: Any) -> None:
         model.lm_head.weight = embedding
 
 
+def check_gpt(model: Any) -> None:
+    """Raise ValueError for a module around a GPT, such as torch's average of the weights."""
+    if not hasattr(model, "lm_head"):
+        name = type(model).__name__
+        raise ValueError(f"the model is of type {name}: give the GPT in it, such as its module or its model.")
+
+
 def check_input(model: Any, tokens: Tensor, doc_starts: Tensor | None, cache: Any) -> None:
     """Raise ValueError for tokens that are no ids (B, T) or do not fit doc_starts or the cache."""
     check_type("tokens", tokens)

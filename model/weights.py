@@ -18,7 +18,7 @@ from model.gpt import GPT, MLP, Block, SwiGLU
 from model.ngrams import NGrams
 from model.rope import Pope
 from model.size import without_weights
-from model.surgery import EDITS, PLAIN_TYPES, plain_name, uncompiled
+from model.surgery import EDITS, PLAIN_TYPES, check_gpt, plain_name, uncompiled
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:
@@ -40,6 +40,7 @@ def check_weights(model: GPT) -> None:
     attached, a tied lm_head replaced, or a part edited for a while.
     """
     model = uncompiled(model)
+    check_gpt(model)
     config = model.config
     check_unedited(model)
     if len(model.blocks) != config.n_layer:
@@ -69,7 +70,8 @@ def check_weights(model: GPT) -> None:
         raise SettingsError(problem, f"{remedy}; torch.save(model.state_dict(), FILE) keeps one with other parts")
 
     # A tied head is not written.
-    if config.tie_embeddings and not torch.equal(weights["lm_head.weight"], weights["token_embedding.weight"]):
+    head, embedding = (weights[f"{name}.weight"] for name in ("lm_head", "token_embedding"))
+    if config.tie_embeddings and not torch.equal(head.nan_to_num(), embedding.nan_to_num()):  # no NaN is a NaN
         problem = "lm_head and the token embedding differ, where the model's settings say tie_embeddings=true"
         raise SettingsError(problem, "set model.config.tie_embeddings = False, or tie them again")
 

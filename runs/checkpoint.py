@@ -31,7 +31,7 @@ from common.errors import PICKLED, CheckpointError, SettingsError, damage_named
 from common.files import is_locked, pointed, reading, replace_text, replacing, user_path
 from common.settings import build
 from common.text import command
-from data.tokenizer import read_tokenizer, save_tokenizer
+from data.tokenizer import check_kept, read_tokenizer, save_tokenizer
 from model.attention import check_names
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -162,11 +162,18 @@ def save_checkpoint(directory: Path | str, *, model: GPT, tokenizer: Encoding | 
     """Write a new checkpoint without optimizers.
 
     config: the settings of a run, a TrainConfig or the meta.config of another checkpoint. Those of the model are its
-    own, model.config. Raises SettingsError if the model is no longer that of its settings or the directory exists, and
-    ValueError for a config of something else.
+    own, model.config. Raises SettingsError if the model is no longer that of its settings, open_checkpoint() would
+    refuse weights or tokenizer, or the directory exists, and ValueError for a config of something else.
     """
     check_weights(model)
     check_choices(model)
+    weights = plain_weights(model)
+    infinite = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
+    if infinite:
+        remedy = "torch.save(model.state_dict(), FILE) keeps it, to look for the cause"
+        raise SettingsError(f"the model's {infinite[0]} is not finite, and no text can be written with it", remedy)
+    if tokenizer is not None:
+        check_kept(tokenizer, uncompiled(model).config.vocab_size)
     directory = Path(directory)
     if directory.exists():
         raise SettingsError(f"the checkpoint {directory} exists already", "choose another name, or remove it first")
@@ -175,7 +182,7 @@ def save_checkpoint(directory: Path | str, *, model: GPT, tokenizer: Encoding | 
         problem = f"config is no settings of a run, but {type(config).__name__}"
         raise ValueError(f"{problem}: pass TrainConfig(model=model.config), or a checkpoint's meta.config.")
     settings = settings | {"model": asdict(uncompiled(model).config)}
-    write_checkpoint(directory, plain_weights(model), {}, Meta(settings, **meta), tokenizer)
+    write_checkpoint(directory, weights, {}, Meta(settings, **meta), tokenizer)
 
 
 def write_checkpoint(

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import tiktoken
 import torch
 from conftest import random_gpt
 from safetensors.torch import load_file, save_file
@@ -375,3 +376,49 @@ def test_a_config_that_is_no_settings_of_a_run_is_refused_before_anything_is_wri
         with pytest.raises(ValueError, match=r"no settings of a run, but \w+: pass TrainConfig\(model=model.config\)"):
             save_checkpoint(tmp_path / "two", model=model, tokenizer=None, config=config)
         assert not (tmp_path / "two").exists()
+
+
+BYTES = {bytes([number]): number for number in range(256)}
+END = {"<|endoftext|>": 256}
+NOT_KEPT = {  # encodings that a person may have made: the arguments, and the fault
+    "another end": ({"special_tokens": {"<|end|>": 256}}, r"\(it has no '<.endoftext.>'\): give one with the"),
+    "no end": ({"special_tokens": {}}, "it has no '<.endoftext.>'"),
+    "an end with a letter's id": ({"special_tokens": {"<|endoftext|>": 97}}, "has a token's id"),
+    "ASCII": ({"mergeable_ranks": {token: rank for token, rank in BYTES.items() if rank < 128}}, "cannot be kept"),
+    "words alone": ({"pat_str": r"\w+"}, r"\(it loses text\): .* whose pattern leaves out no letter"),
+    "too many ids": ({"mergeable_ranks": BYTES | {b"th": 257}}, "the tokenizer has 258 ids, and the model 257: give"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_KEPT)
+def test_a_tokenizer_with_which_no_checkpoint_would_open_is_refused_before_it_is_written(name, tmp_path):
+    model = random_gpt(vocab_size=257)
+    arguments = {"pat_str": r"\w+|\W+", "mergeable_ranks": BYTES, "special_tokens": END}
+    whole = tiktoken.Encoding("whole", **arguments)
+    save_checkpoint(tmp_path / "whole", model=model, tokenizer=whole, config=TrainConfig(model=model.config))
+    assert open_checkpoint(tmp_path / "whole").tokenizer.encode("the cat") == [*b"the cat"]
+    changes, fault = NOT_KEPT[name]
+    with pytest.raises(SettingsError, match=fault):
+        made = tiktoken.Encoding("made", **arguments | changes)
+        save_checkpoint(tmp_path / "made", model=model, tokenizer=made, config=TrainConfig(model=model.config))
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_model_that_no_checkpoint_would_open_is_refused_before_it_is_written(tie, tmp_path):
+    model = random_gpt(vocab_size=257, tie_embeddings=tie)
+    config = TrainConfig(model=model.config)
+    with pytest.raises(SettingsError, match=r"of type object, and a checkpoint keeps a tiktoken\.Encoding: make one"):
+        save_checkpoint(tmp_path / "made", model=model, tokenizer=object(), config=config)
+    model.token_embedding.weight.data[3] = torch.nan
+    with pytest.raises(SettingsError, match=r"token_embedding\.weight is not finite, .*: torch\.save"):
+        save_checkpoint(tmp_path / "made", model=model, tokenizer=BYTE, config=config)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_every_type_open_in_float32(dtype, tmp_path):
+    model = random_gpt(vocab_size=257).to(dtype)
+    save_checkpoint(tmp_path / "made", model=model, tokenizer=BYTE, config=TrainConfig(model=model.config))
+    opened = open_checkpoint(tmp_path / "made").model
+    assert all(torch.equal(a.float(), b) for a, b in zip(model.parameters(), opened.parameters(), strict=True))

@@ -12,12 +12,13 @@ from conftest import close, random_gpt, some
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.errors import SettingsError
 from data.config import TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.config import SamplingParams
-from generation.generate import generate
+from generation.generate import generate, generate_text
 from generation.score import ScoringParams, token_nats
 from interop.huggingface import from_huggingface, to_huggingface
 from model.apart import contributions
@@ -30,6 +31,7 @@ from model.heads import for_each_layer
 from model.layers import Linear
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
 from runs.checkpoint import open_checkpoint, save_checkpoint
+from training.config import TrainConfig
 
 
 def keep(model, *blocks):
@@ -657,6 +659,29 @@ def test_what_acts_on_all_modules_is_in_the_logits_the_loss_and_decoding(attenti
             contributions(model, given, targets)
     doubled.loss(given, targets).backward()
     close(model.lm_head.weight.grad, 2 * doubled.lm_head.weight.grad, atol=1e-3, rtol=1e-4)
+
+
+def test_an_average_of_weights_is_written_with_and_kept_by_its_module(tmp_path):
+    model, tokenizer = random_gpt(vocab_size=257, tie_embeddings=True), make_tokenizer(TokenizerConfig(name="byte"), ())
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75))
+    first = {name: weight.clone() for name, weight in model.state_dict().items()}
+    average.update_parameters(model)  # the first is copied
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3)
+    average.update_parameters(model)
+    wanted = {name: 0.75 * weight + 0.25 * 3 * weight for name, weight in first.items()}
+    config = TrainConfig(model=model.config)
+    for given in (average, nn.DataParallel(model)):
+        fault = f"is of type {type(given).__name__}: give the GPT in it, such as its module"
+        with pytest.raises(ValueError, match=fault):
+            save_checkpoint(tmp_path / "average", model=given, tokenizer=tokenizer, config=config)
+        with pytest.raises(ValueError, match=fault):
+            next(generate_text(given, tokenizer, "a", max_new_tokens=1))
+    save_checkpoint(tmp_path / "average", model=average.module, tokenizer=tokenizer, config=config)
+    kept = open_checkpoint(tmp_path / "average").model.state_dict()
+    for name, weight in wanted.items():
+        close(kept[name], weight)
 
 
 class HalvedLogits(GPT):
