@@ -2,9 +2,12 @@
 
 import functools
 import re
+from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import close, layer, leaky_attention, some
 from torch import nn
 
@@ -562,3 +565,47 @@ def test_vmap_of_long_texts_has_the_values_and_gradients_of_their_batch(name):
     close(*found)
     for pair in zip(*(torch.autograd.grad(y, [*made.parameters()], g) for y in found), strict=True):
         close(*pair)
+
+
+CELL = """
+from model.attention.contract import from_weights
+from model.attention.modifiers import Modifier
+from model.attention.registry import form, modifier
+
+
+@form("warm")
+@from_weights
+def warm(scores):
+    return (SCALE * scores).softmax(-1)
+
+
+@modifier("scaled", changes="result")
+class Scaled(Modifier):
+    def finish(self, y, v, x, ctx):
+        return SCALE * y
+"""
+
+
+@mock.patch.dict(FORMS)
+@mock.patch.dict(MODIFIERS)
+def test_a_cell_that_runs_again_takes_the_place_of_what_it_defined():
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    x = torch.randn(2, 6, 32)
+    config = AttentionConfig(attention="warm+scaled", n_embd=32, n_head=2)
+    made = []
+    for scale in (1.0, 2.0):
+        exec(CELL.replace("SCALE", str(scale)), {"__name__": "__main__"})
+        wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale * 8**-0.5)
+        close(FORMS["warm"](q, k, v, is_causal=True), wanted, atol=1e-5)
+        made.append(make_attention(config))
+    made[1].load_state_dict(made[0].state_dict())
+    plain = make_attention(replace(config, attention="sdpa"))
+    plain.load_state_dict(made[0].state_dict())
+    close(made[0](x), plain(x), atol=1e-5)  # a layer keeps the form and the modifier with which it was made
+    plain.scale = 2 * 16**-0.5
+    close(made[1](x), 2 * plain(x), atol=1e-5)
+
+    # Another function is refused under this name, and a person's own under one of ours.
+    for name, source in (("warm", "hot"), ("sdpa", "sdpa"), ("scaled", "warm")):
+        with pytest.raises(SettingsError, match=f"the name '{name}' is taken: choose another one"):
+            exec(CELL.replace('"warm"', f'"{name}"').replace("def warm", f"def {source}"), {"__name__": "__main__"})

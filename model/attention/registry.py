@@ -37,7 +37,8 @@ config.py has them.
 def form(name: str) -> Callable[[Subject], Subject]:
     """Register attention=NAME: an attention function or a layer class.
 
-    Raises SettingsError for a name that is taken, as modifier() does.
+    Raises SettingsError for a name that is taken, as modifier() does. What is defined again, as by a notebook's cell
+    that runs twice, takes the place of what it was; models that were made before keep that.
     """
     return lambda subject: _register(FORMS, name, subject)
 
@@ -64,10 +65,16 @@ def modifier(name: str, *, changes: str) -> Callable[[Subject], Subject]:
 def _register(names: dict[str, Any], name: str, subject: Subject) -> Subject:
     if not name.isidentifier():
         raise SettingsError(f"the name {name!r} is no identifier", "choose one of letters, digits and _")
-    if name in FORMS | MODIFIERS | SETTINGS:
+    if name in FORMS | MODIFIERS | SETTINGS and not _is_again(names.get(name), subject):
         raise SettingsError(f"the name {name!r} is taken", "choose another one")
     names[name] = subject
     return subject
+
+
+def _is_again(known: Any, subject: Any) -> bool:
+    """Return whether a subject has the module and the name of a known one."""
+    place, again = ([getattr(each, name, None) for name in ("__module__", "__name__")] for each in (known, subject))
+    return place == again and None not in place
 
 
 def check_names(attention: str) -> None:
