@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from conftest import run_here
 from cli.eval import score_checkpoints
 from common.errors import CheckpointError, SettingsError
 from data.batches import random_stream
-from data.config import DataConfig, TaskConfig
+from data.config import VOCABULARIES, DataConfig, TaskConfig
 from data.tasks import HELD_OUT, TASKS, TaskData
 from generation.config import EvalConfig
 from model.config import GPTConfig
@@ -148,3 +149,25 @@ def test_sampling_from_a_task_ends_in_one_sentence(tmp_path):
         done = run_here(command, f"checkpoint={tmp_path / 'copied'}", *more, cwd=tmp_path)
         assert done.returncode == 1 and "learned data=copy, not text" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+CELL = """
+import numpy as np
+from data.tasks import task
+
+
+@task("mine", vocab_size=SIZE)
+def mine(config, count, length, random):
+    return np.full((count, length + 1), SIZE - 1), np.ones((count, length), bool)
+"""
+
+
+@mock.patch.dict("data.tasks.TASKS")
+@mock.patch.dict("data.tasks.VOCABULARIES")
+def test_a_cell_that_runs_again_takes_the_place_of_its_task():
+    for size in (5, 9):
+        exec(CELL.replace("SIZE", str(size)), {"__name__": "__main__"})
+        assert VOCABULARIES["mine"] == size and TASKS["mine"](None, 1, 2, None)[0].tolist() == [[size - 1] * 3]
+    for name, function in (("mine", "other"), ("copy", "copy")):
+        with pytest.raises(SettingsError, match=f"the name '{name}' is taken: choose another one"):
+            exec(CELL.replace("SIZE", "3").replace('"mine"', f'"{name}"').replace("def mine", f"def {function}"), {})
