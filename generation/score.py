@@ -126,6 +126,8 @@ def token_nats(
     inputs, targets = (torch.from_numpy(ids).to(device) for ids in batch[:2])  # (B, T)
     doc_starts = None if batch.doc_starts is None else torch.from_numpy(batch.doc_starts).to(device)
     with params.autocast:
+        if model.is_hooked:
+            return model.nats(inputs, targets, doc_starts=doc_starts)[0][:, -scored:].cpu().numpy()
         x = model.hidden(inputs, doc_starts=doc_starts)[:, -scored:]  # (B, scored, C)
         nats, _ = model.nats_of(x, targets[:, -scored:])
     return nats.cpu().numpy()

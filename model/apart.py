@@ -309,6 +309,8 @@ def contributions(
     if not model.has_plain_head:
         problem = "lm_head has a bias, a hook or an adapter, or is another module, to which no part adds"
         raise SettingsError(problem, "remove it, or merge it into lm_head.weight, for contributions()")
+    if model.is_hooked:
+        raise SettingsError("the model has a hook, to whose change no part adds", "remove it, for contributions()")
     vectors = {part: upcast(vector) for part, vector in writes(model, tokens, doc_starts).items()}
     norm = model.final_norm
     other_norm = SettingsError(

@@ -721,6 +721,11 @@ def test_what_is_attached_to_the_model_itself_is_in_the_loss(attention, name):
     loss.backward()
     close(loss, nats.sum(), rtol=1e-5)
     close(model.nats(given, targets)[0], nats, atol=1e-5)
+    scoring = ScoringParams(torch.autocast("cpu", enabled=False))
+    scored = torch.from_numpy(token_nats(model, tokens.numpy(), 3, scoring))
+    close(scored, nats[:, -3:].detach(), atol=1e-5)
+    with pytest.raises(SettingsError, match=r"has a (bias, a )?hook.*: remove it"):
+        contributions(model, given, targets)
     close(model.lm_head.weight.grad, wanted, atol=1e-5)
     weights = dict(model.named_parameters())
     assert all(weights[name].grad.any() for name in indexers)
