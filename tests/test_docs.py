@@ -520,6 +520,15 @@ def test_the_lines_for_tensorboard_hand_it_every_finite_number_of_a_run(tmp_path
     assert [call.args for call in writer.add_scalar.mock_calls] == wanted
 
 
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_row_of_a_page_is_in_a_table(page):
+    """A row that follows a paragraph, or begins a table without a line of dashes, is shown as its signs."""
+    lines = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE).split("\n")
+    for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+        if line.startswith("|") and not before.startswith("|"):
+            assert before == "" and re.fullmatch(r"\|[ :|-]+\|", after), line
+
+
 # The runs of each table of predictions: text, layers, window, steps.
 PREDICTED = {
     "variant on code (A)": ("code", "2", "512", "800"),
