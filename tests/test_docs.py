@@ -561,6 +561,22 @@ def test_the_rise_at_four_times_the_length_is_that_of_the_recorded_models():
     assert shown == pytest.approx(wanted, abs=0.00051)
 
 
+def test_the_figures_of_half_the_rate_are_those_of_the_recorded_runs():
+    with (ROOT / "docs/results/predictions_rates.csv").open(encoding="utf-8") as file:
+        losses = {(name, rate): float(loss) for *_, name, _, rate, loss in islice(csv.reader(file), 1, None)}
+    page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8").replace("−", "-")
+    said = page[page.index("No rate was chosen for each variant.") :].partition("## Sources")[0]
+    shown = [float(number) for number in re.findall(r"[+-]?0\.\d{4}", said)]
+    sdpa, window, mla = (
+        {rate: losses[f"attention={name}", rate] for rate in ("0.004", "0.008")}
+        for name in ("sdpa", "sdpa+window/sdpa model.attention_window=256", "mla")
+    )
+    halved = [sdpa["0.008"] - sdpa["0.004"], window["0.004"] - window["0.008"], mla["0.004"] - mla["0.008"]]
+    at_one = [each["0.008"] - sdpa["0.008"] for each in (window, mla)]
+    at_best = [min(each.values()) - min(sdpa.values()) for each in (window, mla)]
+    assert shown == pytest.approx([*halved, *at_one, *at_best], abs=0.00006)
+
+
 def test_the_tables_of_the_predictions_follow_from_their_losses():
     """Differences by seed; a paired t-test; Holm's correction."""
     page = (ROOT / "docs/at_scale.md").read_text(encoding="utf-8").partition("## Results of the predictions")[2]
