@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
+from unittest import mock
 
 import pytest
 import safetensors.torch
@@ -603,7 +604,8 @@ def test_a_run_directory_that_was_used_while_this_process_prepared_is_refused(co
 
     def open_late(*arguments, **settings):
         monkeypatch.undo()
-        train(replace(config, max_steps=2))  # begins and ends meanwhile
+        with mock.patch.dict("training.guest.OPEN", clear=True):  # as a run of another process
+            train(replace(config, max_steps=2))  # begins and ends meanwhile
         return open_data(*arguments, **settings)
 
     monkeypatch.setattr("training.start.open_data", open_late)
