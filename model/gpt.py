@@ -278,10 +278,11 @@ class GPT(nn.Module):
         """
         check_targets(tokens, targets)
         ctx = AttentionContext.with_loss(tokens.device) if self.training else AttentionContext()
-        called = self if self.is_hooked else self.hidden
+        is_hooked = self.is_hooked  # asked once: a hook may remove itself
+        called = self if is_hooked else self.hidden
         x = called(tokens, doc_starts=doc_starts, cache=cache, ctx=ctx)  # of a hooked model the logits
         with undone_on_failure(cache, tokens.size(1)):
-            if self.is_hooked:
+            if is_hooked:
                 nats = nats_of_logits(x, targets)[0].sum()
             elif self.has_plain_head:
                 nats = fused_cross_entropy(

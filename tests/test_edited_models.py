@@ -845,3 +845,17 @@ def test_modules_in_the_place_of_all_linear_layers_are_called(attention):
         assert (parameter.grad is None) == (gradient is None)
         if gradient is not None:
             close(gradient, parameter.grad, atol=1e-3)
+
+
+def test_a_hook_on_the_model_that_removes_itself_is_in_the_loss():
+    """It is gone when the logits are there, and these are as wide as the residual stream."""
+    model = random_gpt(vocab_size=32, n_embd=32)
+    tokens = torch.randint(32, (2, 9))
+    wanted = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1) / 2, tokens[:, 1:].flatten(), reduction="sum")
+
+    def halve(module, given, logits):
+        hook.remove()
+        return logits / 2
+
+    hook = model.register_forward_hook(halve)
+    close(model.loss(tokens[:, :-1], tokens[:, 1:]), wanted, rtol=1e-5)
