@@ -221,7 +221,8 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     if values["code"]:  # before the names that it registers are read
         values["code_hash"] = with_torch().run_code(values["code"])
     asked = set(typed)
-    name, value = values["attention"], values["model.attention"]
+    name = values["attention"]
+    value = values["model.attention"]
     if name is not None and "model.attention" in asked and name != value:  # TrainConfig cannot tell a typed default
         raise SettingsError(f"attention={name} and model.attention={value} are both given", "choose one")
     config = build(TrainConfig, values)

@@ -196,6 +196,16 @@ def one_of(name: str, value: str | None, known: Collection[str]) -> None:
         raise SettingsError("is not known", f"choose one of {', '.join(known)}", setting=name, value=value)
 
 
+def refuse_taken(name: str, known: Any, subject: Any) -> None:
+    """Raise SettingsError for a name that is taken, unless its subject is defined again.
+
+    That is one with the module and the name of the known one, as by a notebook's cell that runs twice.
+    """
+    place, again = ([getattr(each, part, None) for part in ("__module__", "__name__")] for each in (known, subject))
+    if place != again or None in place:
+        raise SettingsError(f"the name {name!r} is taken", "choose another one")
+
+
 def in_utf8(name: str, text: str) -> None:
     """Refuse a text with a shell's bytes that are not UTF-8: no text of a model has them."""
     try:

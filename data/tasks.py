@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
-from common.errors import SettingsError
+from common.errors import SettingsError, refuse_taken
 from data.batches import Batch, random_stream
 from data.config import SOURCES, VOCABULARIES, TaskConfig
 
@@ -87,23 +87,20 @@ def distinct(random: Random, B: int, count: int, weights: np.ndarray) -> np.ndar
 
 
 TASKS: dict[str, Task] = {"recall": recall, "copy": copy, "induction": induction}
-PLACE = ("__module__", "__name__")
-"""By which a function that is defined again is known."""
 
 
 def task(name: str, vocab_size: int) -> Callable[[Task], Task]:
     """Return a decorator that registers a function like recall() as data.source=NAME.
 
     All sequences of a length must have the same number of answers. Raises SettingsError for a name that is taken. A
-    function that is defined again, as by a notebook's cell that runs twice, takes the place of what it was.
+    function that is defined again, as by a notebook's cell that runs twice, takes the place of the earlier one.
 
     vocab_size: its default of data.task.vocab_size.
     """
 
     def register(make: Task) -> Task:
-        known, again = ([getattr(each, part, None) for part in PLACE] for each in (TASKS.get(name), make))
-        if name in (*SOURCES, *VOCABULARIES) and (known != again or None in known):
-            raise SettingsError(f"the name {name!r} is taken", "choose another one")
+        if name in (*SOURCES, *VOCABULARIES):
+            refuse_taken(name, TASKS.get(name), make)
         TASKS[name] = make
         VOCABULARIES[name] = vocab_size
         return make

@@ -243,24 +243,28 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
 
 def share_learned_by(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
     """Return the share of a text, tokens (N,), that a checkpoint's run has learned, or 0."""
-    data = DataConfig()
     with suppress(SettingsError):
-        if trained_here(checkpoint):
-            with readable(checkpoint.path):
-                data = build(DataConfig, flat(checkpoint.meta.config["data"]))
-        return learned_share(data, checkpoint.meta.data, tokens, checkpoint.tokenizer)
+        return learned_share(data_config(checkpoint), checkpoint.meta.data, tokens, checkpoint.tokenizer)
     return 0.0
 
 
 def trained_here(checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint is of a run on text that is where it was trained.
-
-    One from elsewhere must not choose which files of this machine are read: of its text there are only the tokens, if
-    the cache of this machine has them.
-    """
+    """Return whether a checkpoint is of a run on text that is where it was trained."""
     path = checkpoint.path
     run = path.parents[1] if path.parent.name == "checkpoints" else path
     return bool(checkpoint.meta.data) and checkpoint.meta.home == str(run.resolve())
+
+
+def data_config(checkpoint: Checkpoint) -> DataConfig:
+    """Return the settings of a checkpoint's text, or the default ones.
+
+    A checkpoint from elsewhere has these. It must not choose which files of this machine are read: of its text there
+    are only the tokens, if the cache of this machine has them.
+    """
+    if not trained_here(checkpoint):
+        return DataConfig()
+    with readable(checkpoint.path):
+        return build(DataConfig, flat(checkpoint.meta.config["data"]))
 
 
 def has_split(checkpoint: Checkpoint) -> bool:
@@ -280,8 +284,8 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]
     if not has_split(checkpoint):
         remedy += ", or with against=... a run trained here"
         raise DataError(f"{path} was not trained here and has no validation split", remedy)
+    source = data_config(checkpoint)
     with readable(path):
-        source = build(DataConfig, flat(meta.config["data"])) if trained_here(checkpoint) else DataConfig()
         tokenizer = build(TokenizerConfig, meta.config["tokenizer"])
     try:
         # Prepared tokens have the checkpoint's ids: its tokenizer saves a download.

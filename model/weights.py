@@ -99,7 +99,7 @@ def check_choices(model: GPT, but: Container[str] = ()) -> None:
         # Such as a block whose norms come after attention and MLP.
         given = made.get(name, module)
         form = getattr(module, "form", None)  # two forms may compute the same
-        if getattr(given, "form", form) == form and _is_replaced(given, module):
+        if getattr(given, "form", form) == form and _has_other_functions(given, module):
             problem = f"the model's {name} is a {type(given).__name__}, which no setting of a model makes"
             raise SettingsError(problem, "torch.save(model.state_dict(), FILE) keeps a model with parts of one's own")
         choices = _choices(made[name]) if name in made else {}
@@ -114,7 +114,7 @@ def check_choices(model: GPT, but: Container[str] = ()) -> None:
                 raise SettingsError(problem, remedy)
 
 
-def _is_replaced(given: nn.Module, module: nn.Module) -> bool:
+def _has_other_functions(given: nn.Module, module: nn.Module) -> bool:
     """Return whether a block, a layer or an MLP has other functions than that of the settings.
 
     module: that of the settings. A class that is defined again has functions of the same names; one of FSDP inherits

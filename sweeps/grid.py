@@ -140,11 +140,11 @@ class Grid(Sweeper):
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
         given = self.read(arguments)
         jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.groups]
-        given_jobs = jobs
         configs = self.check_jobs(jobs)
+        planned = dict(zip(map(tuple, jobs), configs, strict=True))
         jobs = self.distinct(jobs, configs)
         self.refuse_other_code(configs)
-        self.tell_other_settings(jobs, dict(zip(map(tuple, given_jobs), configs, strict=True)))
+        self.tell_other_settings(jobs, planned)
         if os.environ.get("RANK", "0") == "0":
             print(f"sweep     {plural(len(jobs), 'job')}", flush=True)
         with self.keeping_folder():

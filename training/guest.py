@@ -40,7 +40,8 @@ def process_kept() -> Iterator[None]:
     is_disabled = log.disabled
 
     # Let one thread in.
-    process, this = os.getpid(), object()
+    process = os.getpid()
+    this = object()
     if OPEN.setdefault(process, this) is not this:
         problem = "another thread of this process has a run open, and both would draw from the same generators"
         remedy = "train one after the other (n_jobs=1), or each in a process of its own, by multiprocessing's spawn"

@@ -136,7 +136,7 @@ def copy_weights(read: Read, model: GPT) -> str:
 
     def resized(name: str, fresh: Tensor) -> Tensor:
         known = read(name)
-        digest.update(known.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(known.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         if ".qkv_proj." in name and len(known) != len(fresh):
             layer: Any = model.get_submodule(name.partition(".qkv_proj")[0])
             return pooled(known, layer)

@@ -103,7 +103,8 @@ def torch_kept() -> Iterator[None]:
 
     These are the generator of the CPU, the default type and device of new tensors, and whether there are gradients.
     """
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
     try:
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield

@@ -17,7 +17,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from common.errors import SettingsError
+from common.errors import SettingsError, refuse_taken
 
 Subject = TypeVar("Subject")
 
@@ -65,16 +65,10 @@ def modifier(name: str, *, changes: str) -> Callable[[Subject], Subject]:
 def _register(names: dict[str, Any], name: str, subject: Subject) -> Subject:
     if not name.isidentifier():
         raise SettingsError(f"the name {name!r} is no identifier", "choose one of letters, digits and _")
-    if name in FORMS | MODIFIERS | SETTINGS and not _is_again(names.get(name), subject):
-        raise SettingsError(f"the name {name!r} is taken", "choose another one")
+    if name in FORMS | MODIFIERS | SETTINGS:
+        refuse_taken(name, names.get(name), subject)
     names[name] = subject
     return subject
-
-
-def _is_again(known: Any, subject: Any) -> bool:
-    """Return whether a subject has the module and the name of a known one."""
-    place, again = ([getattr(each, name, None) for name in ("__module__", "__name__")] for each in (known, subject))
-    return place == again and None not in place
 
 
 def check_names(attention: str) -> None:
