@@ -408,6 +408,19 @@ def test_too_many_steps_in_a_row_end_the_run_and_nothing_is_saved_meanwhile(
 
 
 @pytest.mark.slow
+def test_a_run_that_diverged_names_the_best_weights_beside_the_latest(train_config, monkeypatch):
+    """The weights of step 8 are the worse ones: their head was turned round."""
+    before_step(monkeypatch, 6, lambda run: run.model.lm_head.weight.data.mul_(-50))
+    plant_nan(monkeypatch, range(8, 100), "loss")
+    config = replace(train_config, max_skipped_steps=3, sample_tokens=0, eval_interval=4, checkpoint_interval=4)
+    with pytest.raises(SettingsError, match=r"; the latest weights are in .*checkpoints/step_8, the best in step_4\.$"):
+        train(config)
+    best = load_checkpoint(Path(config.run_dir) / "checkpoints/step_4").meta.progress
+    later = load_checkpoint(Path(config.run_dir) / "checkpoints/step_8").meta.progress
+    assert best.metrics["val_loss"] < later.metrics["val_loss"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "remedies"),
     [

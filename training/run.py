@@ -256,14 +256,20 @@ class Run:
         else:
             return
 
-        # Name the remedies that would change something, and the latest checkpoint.
+        # Name the remedies that would change something, and the checkpoints. A run may have been on the way to this
+        # when it wrote the latest.
         safer = {"grad_clip=1": not 0 < config.grad_clip <= 1, "precision=fp32": self.dtype != torch.float32}
         remedy = f"lower {config.optimizer.suspects()}"
         if any(safer.values()):
             remedy += f", or set {' or '.join(filter(safer.get, safer))}"
         self.checkpointer.wait()
         last = self.checkpointer.last()
-        raise SettingsError(problem, f"{remedy}; the latest weights are in {last}" if last else remedy)
+        if last:
+            remedy += f"; the latest weights are in {last}"
+            best = f"step_{progress.best_step}"
+            if best != last.name and self.checkpointer.has(progress.best_step):
+                remedy += f", the best in {best}"
+        raise SettingsError(problem, remedy)
 
     @property
     def scale_can_fall(self) -> bool:
