@@ -21,8 +21,8 @@ PADDED = ["sdpa", "softmax1", "mla", "delta", "linear", "sdpa+key_offset+forget"
 PADDED += ["sdpa+value_residual+diff+xsa+gate/average/stacked", "sdpa+" + "+".join(MODIFIERS), "mla+diff+sink+gate"]
 PADDED += ["delta+value_residual+key_offset+xsa+gate_element"]
 TEXTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10], [11]]
-# Every other form with a position, and sdpa with each; the others are slow.
-FEW = [(form, POSITIONS[number % len(POSITIONS)]) for number, form in enumerate(PADDED[::2])]
+# A third of the forms, each with a position, and sdpa with each; the others are slow.
+FEW = [(form, POSITIONS[number % len(POSITIONS)]) for number, form in enumerate(PADDED[::3])]
 FEW += [("sdpa", position) for position in POSITIONS[1:]]
 FEW = [(form, "rope" if position == "pope" and "mla" in form else position) for form, position in FEW]  # it refuses it
 SLOW = [

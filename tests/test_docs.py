@@ -46,7 +46,12 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+LONGEST = ROOT / "docs" / "library.md"
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow) if page == LONGEST else page for page in PAGES], ids=_name
+)
 def test_every_block_of_python_runs_in_the_order_of_the_page(page, tmp_path, monkeypatch, no_pictures):
     torch.manual_seed(0)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
