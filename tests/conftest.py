@@ -89,12 +89,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def some(values: Iterable[Any], each: int) -> list[Any]:
-    """Values of a parameter, all but one in `each` of them slow: the default tests take a sample of many alike."""
-    marked = []
-    for number, value in enumerate(values):
-        given = value if isinstance(value, tuple) else (value,)
-        marked.append(pytest.param(*given, marks=[pytest.mark.slow] if number % each else []))
-    return marked
+    """Values of a parameter, many of them alike: one in `each` is a default test, half of the others are long."""
+    marks = pytest.mark.slow, pytest.mark.long
+    return [marked(value, marks[number // each % 2]) if number % each else value for number, value in enumerate(values)]
+
+
+def first_of(first: Any, *others: Any) -> list[Any]:
+    """Values of a parameter, all but the first of them long."""
+    return [first, *(marked(value, pytest.mark.long) for value in others)]
+
+
+def marked(value: Any, *marks: pytest.MarkDecorator) -> Any:
+    """A value of a parameter, or several in a tuple, with these marks."""
+    given = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*given, marks=marks)
 
 
 @pytest.fixture(autouse=True)

@@ -446,7 +446,7 @@ def test_the_switches_of_the_gallerys_page_do_what_the_lesson_says(tmp_path):
         assert re.search(".*".join(map(re.escape, line.split(" … "))), written)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_a_new_model_of_stories_one_head_carries_the_colour(tmp_path, monkeypatch):
     settings = ["data=tales", "seed=3", "max_steps=400"]
     settings += [f"run_dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}"]

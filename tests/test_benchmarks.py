@@ -243,7 +243,7 @@ def test_cuda_graphs_that_fail_are_a_row_and_losses_are_beside_those_without(mon
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="a process reads its peak memory from /proc")
 def test_measured_memory_is_beside_what_is_predicted():
     import memory

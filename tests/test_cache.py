@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import close, layer, random_gpt, some
+from conftest import close, layer, marked, random_gpt, some
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
@@ -26,8 +26,8 @@ FEW = [(form, POSITIONS[number % len(POSITIONS)]) for number, form in enumerate(
 FEW += [("sdpa", position) for position in POSITIONS[1:]]
 FEW = [(form, "rope" if position == "pope" and "mla" in form else position) for form, position in FEW]  # it refuses it
 SLOW = [
-    pytest.param(*case, marks=pytest.mark.slow)
-    for case in product(PADDED, POSITIONS)
+    marked(case, pytest.mark.long if number % 2 else pytest.mark.slow)
+    for number, case in enumerate(product(PADDED, POSITIONS))
     if case not in FEW and not (case[1] == "pope" and "mla" in case[0])
 ]
 padded_forms = pytest.mark.parametrize(("attention", "position"), [*FEW, *SLOW])

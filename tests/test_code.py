@@ -737,7 +737,7 @@ def test_a_sweep_says_of_a_broken_file_that_none_of_its_jobs_can_run(tmp_path):
     assert "code=bad.py registers nothing" in run_here("-m", "code=bad.py", "seed=1,2", cwd=tmp_path).stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_ranks_of_torchrun_run_the_file_too(own, tmp_path, text_file):
     with torchrun(tmp_path, text_file, f"code={own}", "attention=relu", "max_steps=2") as process:
         _, errors = process.communicate(timeout=200)
@@ -764,7 +764,7 @@ def test_every_idea_of_the_night_keeps_the_contract_and_is_in_the_pages_table(id
     assert f"\n| `{idea.stem}` |" in (ROOT / "docs/search.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a baseline needs a commit")
 def test_the_loop_of_the_page_runs_as_it_stands(tmp_path):
     """On two ideas, with the smallest settings."""

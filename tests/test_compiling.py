@@ -213,18 +213,18 @@ def lines(code: str, *arguments: str) -> list[str]:
     return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_compiles_twice_without_breaks_whatever_its_form_and_depth_and_evaluations_never():
     assert lines(COUNT, *COUNTED) == [f"{form} 2 0" for form in COUNTED]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_model_and_loss_are_one_graph_for_those_who_compile_them_whole():
     forms = ["sdpa+gate", "index"]
     assert lines(WHOLE, *forms) == [f"{form} True True" for form in [*forms, "hooked"]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_run_of_a_process_is_compiled_though_torch_keeps_eight(tmp_path):
     found = [line for line in lines(MANY, str(tmp_path)) if line.startswith("frames")]
     assert len(found) == 10 and "frames 0" not in found, found

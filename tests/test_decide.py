@@ -768,7 +768,7 @@ def test_real_runs_that_are_equal_end_after_three_pairs_and_are_a_baseline_until
     assert not (tmp_path / "three").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_comparison_that_was_killed_goes_on_to_the_same_verdict(tmp_path):
     variants = 'hydra.sweeper.variants=["model.n_head=1","model.n_head=2"]'
     typed = ["-m", "hydra/sweeper=decide", variants, *tiny(tmp_path, max_steps=10)]

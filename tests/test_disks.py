@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import first_of
 from sweeping import ROOT, cells, command, put_job, tiny
 
 from common import files
@@ -76,7 +77,7 @@ ODD = {  # what fails, and whether the run goes on; the tests below have each co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("disk", ODD)
+@pytest.mark.parametrize("disk", first_of(*ODD))
 def test_a_run_and_a_sweep_go_on_without_what_a_disk_lacks_and_name_what_fails(disk, shim, tmp_path):
     odd, goes_on = ODD[disk]
     place = tmp_path / "odd"
@@ -95,7 +96,7 @@ def test_a_run_and_a_sweep_go_on_without_what_a_disk_lacks_and_name_what_fails(d
     assert [read_summary(place / f"here/{job}").status for job in range(2)] == ["finished"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_sweeps_prepare_one_text_at_once_on_a_disk_without_locks(shim, tmp_path):
     place = tmp_path / "odd"
     place.mkdir()

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import close
+from conftest import close, first_of
 from safetensors.torch import load_file
 from test_resume import ROOT, assert_same_run, rows, wait_for
 
@@ -165,7 +165,7 @@ for run in range(5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", ["0", "1"])
+@pytest.mark.parametrize("shared", first_of("0", "1"))
 def test_the_runs_of_a_sweep_meet_one_after_the_other(tmp_path, shared):
     """The ranks found the addresses of the run before, and waited for ever or failed; a text was awaited once."""
     (script := tmp_path / "several.py").write_text(SEVERAL)
@@ -208,7 +208,7 @@ train.train_step = stopping
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "tolerance", "model", "ranks"),
-    [("adamw", 1e-5, {"ngrams": [2, 3], "ngram_rows": 51}, 2), ("muon", 1e-3, {}, 2)],
+    first_of(("adamw", 1e-5, {"ngrams": [2, 3], "ngram_rows": 51}, 2), ("muon", 1e-3, {}, 2)),
     ids=["adamw", "muon"],
 )
 def test_several_learn_what_one_process_does_from_the_same_batches_and_resume_to_the_same_bits(
@@ -348,7 +348,7 @@ def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_f
     assert load_checkpoint((tmp_path / "run/checkpoints/last").resolve()).meta.progress.step % 20 == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
     said = "batch_size=7 is no multiple of 2, the number of processes: choose one, such as 8."
     with torchrun(tmp_path, text_file, "batch_size=7") as process:
@@ -367,7 +367,10 @@ run_train_command()
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "said"),
-    [("seed=RANK", "has seed=0, and RANK=1 1: "), ("data.path=RANK.txt", r"has text_hash=\w{16}, and RANK=1 \w{16}: ")],
+    first_of(
+        ("data.path=RANK.txt", r"has text_hash=\w{16}, and RANK=1 \w{16}: "),
+        ("seed=RANK", "has seed=0, and RANK=1 1: "),
+    ),
 )
 def test_ranks_of_other_settings_or_another_text_train_no_model_together(given, said, text_file, tmp_path, monkeypatch):
     """As those of two machines may be."""
@@ -436,7 +439,7 @@ run_train_command()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_rank_prepares_the_text_and_says_so_however_late_it_is(text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (script := tmp_path / "late.py").write_text(LATE_FIRST)
@@ -460,7 +463,7 @@ run_train_command()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @in_proc
 def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(text_file, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

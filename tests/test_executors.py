@@ -327,7 +327,7 @@ def test_every_pair_of_features_is_its_definition_under_half_of_the_weightings(n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [*range(16), *(pytest.param(n, marks=pytest.mark.slow) for n in range(16, 150))])
+@pytest.mark.parametrize("seed", [*range(40), *(pytest.param(n, marks=pytest.mark.long) for n in range(40, 150))])
 def test_random_triples_of_features_are_their_definition_by_every_executor(seed):
     generator = random.Random(seed)
     names = tuple(generator.sample(FEATURES, 3))

@@ -77,7 +77,7 @@ def table_of(results: dict[str, dict]) -> str:
     return "\n".join(["| attention | training | a prompt | a token |", "|---|---|---|---|", *lines])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kernels_and_dtypes_are_those_of_the_page_and_no_step_waits_for_the_gpu(library):
     lines = on_fake_cuda(library, str(HERE / "fake_cuda.py"), *EVERY)
     results = {case: found for line in lines for case, found in json.loads(line).items()}
@@ -109,7 +109,7 @@ LONG = [
 MOST_LAUNCHES = {"sdpa": 450, "sparsemax": 930, "index": 800}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_step_of_a_long_text_waits_for_the_gpu_inside_of_chunks_either(library):
     lines = on_fake_cuda(library, str(HERE / "fake_cuda.py"), *(f"{case} block_size=320" for case in LONG))
     found = {case.removesuffix(" block_size=320"): each for line in lines for case, each in json.loads(line).items()}

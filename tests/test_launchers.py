@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 import yaml
-from conftest import started
+from conftest import first_of, started
 from omegaconf import OmegaConf
 from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
@@ -119,7 +119,7 @@ def test_a_worker_ends_with_the_sweep_that_was_killed():
         assert process.stdout.read() == b"" and time.monotonic() - began < 30  # the worker has closed the pipe too
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_joblib
 def test_a_stopped_sweep_of_parallel_jobs_goes_on_with_their_last_checkpoints(tmp_path):
     asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2,3,4", "hydra.sweep.dir=here"]
@@ -138,7 +138,7 @@ def test_a_stopped_sweep_of_parallel_jobs_goes_on_with_their_last_checkpoints(tm
         assert output.count("resuming at step") == 2 * (number == signal.SIGTERM)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_submitit
 def test_a_failing_job_does_not_end_the_others(tmp_path):
     sweep = [
@@ -167,7 +167,7 @@ def test_every_launcher_has_settings_that_can_be_read_and_changed(tmp_path, laun
         assert (settings["partition"], settings["timeout_min"], settings["setup"]) == ("gpu", 90, ["module load cuda"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_joblib
 def test_workers_end_without_a_traceback_whose_output_nobody_reads_or_no_letter_fits(tmp_path):
     asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2", *tiny(tmp_path, max_steps=1)]
@@ -271,7 +271,7 @@ LAUNCHERS = {"basic": [], "joblib": ["hydra.launcher.n_jobs=2"], "submitit_local
 @pytest.mark.slow
 @needs_joblib
 @needs_submitit
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", first_of(*LAUNCHERS))
 def test_jobs_import_nothing_of_somebody_elses_from_here_or_from_the_path(launcher, tmp_path):
     imported = tmp_path / "imported"
     here = put_theirs(tmp_path / "here", imported)
@@ -301,7 +301,7 @@ Path(f"said{os.getpid()}").write_text(said.stdout + said.stderr)
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_submitit
 def test_a_program_that_a_job_starts_has_its_own_paths(tmp_path):
     (tmp_path / "own.py").write_text(CHILD)
@@ -330,7 +330,7 @@ def deadly(scores):
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_joblib
 def test_a_worker_that_is_killed_fails_its_own_job_alone(tmp_path):
     (tmp_path / "deadly.py").write_text(DEADLY)
@@ -350,7 +350,7 @@ def test_a_worker_that_is_killed_fails_its_own_job_alone(tmp_path):
     assert again.stderr == "error: 1 of 3 jobs failed: the reasons are above.\n", again.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_joblib
 def test_a_worker_that_somebody_kills_costs_no_job(tmp_path):
     asked = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2,3", "hydra.sweep.dir=here"]

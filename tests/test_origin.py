@@ -188,7 +188,7 @@ def test_a_table_tells_runs_of_other_beginnings_and_machines_apart(fact, first, 
     assert fact not in markdown(read_jobs(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_table_tells_versions_of_the_text_apart_and_knows_a_copy_of_it(tmp_path):
     asked = ["-m", "hydra.sweep.dir=here", *tiny(tmp_path, max_steps=2)]
     text = tmp_path / "text.txt"
@@ -253,7 +253,7 @@ def test_a_sweep_that_goes_on_with_other_code_is_refused_unless_that_is_allowed(
     assert again.stdout.count("is finished already") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_goes_on_with_a_changed_text_if_the_sweep_allows_it(tmp_path):
     asked = ["-m", "hydra.sweep.dir=here", "seed=1,2", *tiny(tmp_path, max_steps=1)]
     assert run_here(*asked, cwd=tmp_path).returncode == 0
@@ -268,7 +268,7 @@ def test_a_job_goes_on_with_a_changed_text_if_the_sweep_allows_it(tmp_path):
     assert "allow_changes" not in (tmp_path / "here/leaderboard.csv").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_comparison_goes_on_with_its_code_alone_whatever_git_knows(tmp_path):
     """In a dirty checkout, in a clean one of another commit, and in a copy without git that was unpacked elsewhere."""
     place = copy_code(tmp_path / "code")

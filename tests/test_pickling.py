@@ -148,7 +148,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_models_of_ones_own_forms_go_to_spawned_processes(tmp_path):
     file, where = tmp_path / "own.py", tmp_path / "model.pickle"
     file.write_text(OWN)

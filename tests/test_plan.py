@@ -118,7 +118,7 @@ for optimizer, recompute, settings in (
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 def test_peak_memory_is_within_a_tenth_of_the_measured():
     # The allocator is told to give freed blocks back, so that what is measured is what tensors hold.

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tiktoken
-from conftest import some, split_patterns
+from conftest import first_of, some, split_patterns
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -530,7 +530,7 @@ def test_text_that_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source", "most"), [("text", 71_000_000), ("jsonl", 77_000_000)])
+@pytest.mark.parametrize(("source", "most"), first_of(("text", 71_000_000), ("jsonl", 77_000_000)))
 def test_a_large_text_is_prepared_in_bounded_memory(tmp_path, source, most):
     if not Path("/proc/self/status").exists():
         pytest.skip("reads the memory of a process from Linux")

@@ -86,7 +86,7 @@ for number, (attention, settings) in enumerate(CASES[T > 64 :: 2]):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("T", [64, LONG])
 def test_a_compiled_block_is_checkpointed_in_one_graph_without_breaks(T):
     """In a new process: the tests' checks of annotations would be compiled too."""

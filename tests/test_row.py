@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from conftest import close, random_gpt, some
+from conftest import close, first_of, random_gpt, some
 from test_origin import copy_code
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -415,10 +415,17 @@ with torch.inference_mode():
 @pytest.mark.parametrize(
     ("file", "old", "new", "takes_steps"),
     [
-        ("gpt.py", "return x + self.dropout(self.mlp(", "return x + 2 * self.dropout(self.mlp(", False),
-        ("attention/layer.py", "return self.q_norm(q), self.k_norm(k), v", "return self.q_norm(q), k, 2 * v", False),
-        ("rope.py", "pairs = wide.unflatten", "pairs = -wide.unflatten", False),
         ("gpt.py", "# model/row.py has this loop for one token", "# Words that say it otherwise", True),
+        *first_of(
+            ("gpt.py", "return x + self.dropout(self.mlp(", "return x + 2 * self.dropout(self.mlp(", False),
+            (
+                "attention/layer.py",
+                "return self.q_norm(q), self.k_norm(k), v",
+                "return self.q_norm(q), k, 2 * v",
+                False,
+            ),
+            ("rope.py", "pairs = wide.unflatten", "pairs = -wide.unflatten", False),
+        ),
     ],
 )
 def test_an_edit_of_code_that_the_steps_repeat_is_computed_and_not_the_steps(file, old, new, takes_steps, tmp_path):

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import random_gpt, run_here, started
+from conftest import first_of, random_gpt, run_here, started
 
 from common.errors import SettingsError, format_value
 from data.config import TokenizerConfig
@@ -150,7 +150,7 @@ def test_what_the_model_wrote_reaches_a_pipe_byte_for_byte_and_a_terminal_with_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("locale", ["C.UTF-8", "C", "en_US.ISO-8859-1"])
+@pytest.mark.parametrize("locale", first_of("C.UTF-8", "C", "en_US.ISO-8859-1"))
 def test_a_pipe_gets_nothing_but_prompt_and_text_and_nothing_is_said_when_its_reader_leaves(run_directory, say, locale):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     pipes["env"] = os.environ | {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
