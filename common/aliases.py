@@ -4,7 +4,7 @@
 ALIASES = {
     # Text
     "dataset": "data.path: a file, a folder or a glob; data= names a source",
-    "dataset_name": "data.name",
+    "dataset_name": "data.name: of data=hf",
     "data_dir": "data.path",
     "data_path": "data.path",
     "train_file": "data.path",

@@ -64,6 +64,15 @@ OF_PARQUET = ("_metadata", "_common_metadata")
 
 LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells its remedy)"
 
+NAME_ON_HUB = re.compile(r"[\w-]+/[\w-]+")
+DATASET = re.compile(
+    r"(?:hf:(?://datasets/)?|https?://huggingface\.co/datasets/)(\w[\w.-]*(?:/[\w.-]+)?)/?(?:(?:tree|viewer)/.*)?"
+)
+"""The name of a data set of Hugging Face's without an ending, which a file has, and its addresses."""
+
+REPOSITORY = re.compile(r"(https?://git(?:hub|lab)\.com/[\w.-]+/[\w.-]+)/?(?:tree/.*)?")
+"""The address of a repository, or of the page that shows a folder of it."""
+
 SPLIT_WORD = re.compile(r"(?i)(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|held_?out)(?![a-z])")
 """The words by which a name of a file or folder tells a split of a data set."""
 
@@ -642,10 +651,10 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
         problem = f"{setting}={path} names no {noun} (seen from {Path.cwd()})"
         remedy = "give a file, a folder or a quoted glob that holds text"
         several = [part.strip(" '\"") for part in path.strip("[]").split(",")]
-        if re.match("[a-z0-9+]+://", path):
-            remedy = "download it first, then give the file"
-            if path.startswith("http"):
-                remedy = f"curl -LO {shlex.quote(path)} downloads it; then give the file"
+        if re.match("[a-z0-9+]+://|hf:", path):
+            remedy = remedy_for_address(path)
+        elif NAME_ON_HUB.fullmatch(path) and not user_path(setting, path).parent.exists():
+            remedy += f", or {remedy_for_address(f'hf:{path}')}"
         elif len(several) > 1 and all(part and user_path(setting, part).exists() for part in several):
             folder = unused_folder()
             names = [Path(part).name for part in several]
@@ -657,6 +666,24 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
             remedy = f"{copied} makes a folder of them: then set {setting}={folder}"
         raise DataError(problem, remedy)
     return files
+
+
+def remedy_for_address(address: str) -> str:
+    """Return how a text on another machine is had.
+
+    The page about a file, a repository or a data set is not its text.
+    """
+    dataset = DATASET.fullmatch(address)
+    repository = REPOSITORY.fullmatch(address)
+    if dataset:
+        name = dataset[1]
+        return f"train.py data=hf data.name={name} trains on that data set; docs/data.md writes one as JSON lines"
+    if repository:
+        return f"git clone {repository[1]} downloads it; then give its folder"
+    if address.startswith("http"):
+        file = address.replace("/blob/", "/resolve/" if "//huggingface.co/" in address else "/raw/", 1)
+        return f"curl -LO {shlex.quote(file)} downloads it; then give the file"
+    return "download it first, then give the file"
 
 
 def splits_apart(files: Iterable[str]) -> list[str]:

@@ -480,6 +480,36 @@ def test_several_paths_and_an_address_are_refused_with_what_to_type(tmp_path, mo
         Source(DataConfig(path="a.txt,none.txt"))
 
 
+HUB = "https://huggingface.co/datasets"
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [
+        *((f"{before}a/b-c", "train.py data=hf data.name=a/b-c ") for before in ("hf:", "hf://datasets/", f"{HUB}/")),
+        ("a/b-c", "give a file, a folder or a quoted glob that holds text, or train.py data=hf data.name=a/b-c "),
+        (f"{HUB}/a/b/tree/main/data", "train.py data=hf data.name=a/b "),
+        (f"{HUB}/imdb/viewer/default/train", "train.py data=hf data.name=imdb "),
+        (f"{HUB}/a/b/blob/main/c.txt", f"curl -LO {HUB}/a/b/resolve/main/c.txt downloads it"),
+        (f"{HUB}/a/b/resolve/main/c.txt", f"curl -LO {HUB}/a/b/resolve/main/c.txt downloads it"),
+        ("https://github.com/a/b/blob/main/c.txt", "curl -LO https://github.com/a/b/raw/main/c.txt downloads it"),
+        ("https://github.com/a/b/tree/main/c", "git clone https://github.com/a/b downloads it; then give its folder"),
+        ("https://gitlab.com/a/b.git", "git clone https://gitlab.com/a/b.git downloads it; then give its folder"),
+        ("s3://a/b.txt", "download it first"),
+        ("none/a.txt", "give a file, a folder or a quoted glob that holds text"),
+        ("here/notes", "give a file, a folder or a quoted glob that holds text"),
+    ],
+)
+def test_a_page_about_a_text_is_not_the_text(tmp_path, monkeypatch, address, remedy):
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    for source in ("files", "hf"):
+        with pytest.raises(DataError) as caught:
+            Source(DataConfig(source=source, path=address))
+        said = caught.value.remedy
+        assert said.startswith(remedy) and ("data.name" in said) == ("data.name" in remedy)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a command of the shell")
 @pytest.mark.parametrize(
     ("folder", "setting", "end"), [("", "path", "\n"), ("reads", "path", "\r\n"), ("", "val_path", "\n")]
