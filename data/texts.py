@@ -29,7 +29,7 @@ from data.encoding import Damage, NotText, check_text, read_as
 from data.fields import Record, has_field, listed, value_of
 from data.formats import Format, format_of, records_of
 from data.json_records import is_assigned
-from data.opening import FORMATS, MARK, is_named, opened_text
+from data.opening import FORMATS, MARK, PACKINGS, is_named, opened_text
 from data.remedies import records_within, without_text
 from data.tables import refuse_excels_line, refuse_lines_before, repeats_names
 from data.tales import LISTS, RULES, tales
@@ -62,6 +62,9 @@ OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
 OF_PARQUET = ("_metadata", "_common_metadata")
 """The files that Spark, Dask and others write beside those of the rows, which end in .parquet."""
 
+PACKED = {".parquet", *(ending for ending, _, _ in PACKINGS.values())}
+"""The endings of packed files, whose size is not that of their text."""
+
 LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells its remedy)"
 
 NAME_ON_HUB = re.compile(r"[\w-]+/[\w-]+")
@@ -84,6 +87,11 @@ FOREIGN_MARK = re.compile(r"<\|(?:startoftext|begin_of_text|end_of_text|bos|eos)
 
 SIGN_OF_HTML = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|#\d{1,6}|#x[0-9A-Fa-f]{1,5});")
 """A sign as HTML writes it, such as &amp; for &."""
+
+HEADERS = re.compile(
+    r"(?im)\A(?:From .*\n)?(?=(?:(?:[a-z-]+:|[ \t]).*\n)+\r?\n)(?=(?:.+\n)*?from:)(?=(?:.+\n)*?subject:)"
+)
+"""The headers of a mail or of a post in a newsgroup, which an empty line ends, at the beginning of a text."""
 
 ENCODED_MAIL = re.compile(r"(?ims)\A(?:From |[a-z-]+: ).*?^content-transfer-encoding:\s*(?:base64|quoted-printable)")
 """A mail, or a mailbox, whose letters are not written as themselves."""
@@ -195,7 +203,8 @@ class Source:
         if self.count:
             parts.append(plural(self.count, "document"))
         if read:
-            parts.append(f"{si(sum(read.values()), 3)}B")
+            is_packed = any(Path(file).suffix.lower() in PACKED for file in read)
+            parts.append(f"{si(sum(read.values()), 3)}B{' on disk' * is_packed}")
         losses = []
         if self.left_out:
             losses.append(f"{plural(len(self.left_out), 'file')} left out")
@@ -377,6 +386,7 @@ class Source:
                     f"byte order marks in {field}, which the model learns": MARK in text,
                     f"NULs in {field}, which the model learns": "\0" in text,
                     f"\\n in two letters in {field}, which the model learns ({COMMAND})": has_escaped_ends(text),
+                    f"headers of mail or news in {field}, which the model learns ({COMMAND})": HEADERS.match(text),
                     f"HTML's &amp; or its like in {field}, which the model learns ({COMMAND})": has_signs_of_html(text),
                 }
                 for sign in filter(signs.get, signs):
@@ -585,6 +595,7 @@ SIGNS: dict[str, Callable[[str], object]] = {
         lambda text: MARK in text
     ),
     f"with HTML's &amp; or its like, which the model learns ({COMMAND})": has_signs_of_html,
+    f"of mail or news with headers, which the model learns ({COMMAND})": HEADERS.match,
     f"of mail in base64 or quoted-printable, which the model learns ({COMMAND})": ENCODED_MAIL.match,
 }
 """{the words of a note on a file: whether a block of its text gives reason}."""

@@ -817,6 +817,47 @@ def test_mail_that_is_encoded_is_told_and_the_command_of_the_page_writes_its_tex
     assert read(of_path(tmp_path / "mail.jsonl", "files")) == bodies
 
 
+POSTS = {
+    "From: a@b (A B)\nNewsgroups: rec.autos,\n\trec.misc\nSubject: Re: tyres\nLines: 3\n\n": "> Which?\n\nTwo.\n",
+    "From a@b Mon Apr 05\r\nDate: Mon\r\nsubject: more\r\nFROM: a@b\r\n\r\n": "Note: none.\r\n\r\nEnd",
+}
+NO_POSTS = [
+    "From: here to there\nby night\n\nSubject: none\n",
+    "Subject: one\nNote: two\n\nFrom: a\n",
+    "From: a\nSubject: b\n",
+]
+
+
+def test_headers_of_mail_and_news_are_told_and_the_command_of_the_page_leaves_them_out(tmp_path):
+    folder = tmp_path / "20_newsgroups"
+    for number, (headers, body) in enumerate(POSTS.items()):
+        (folder / str(number)).mkdir(parents=True)
+        (folder / str(number) / "101").write_bytes((headers + body).encode())
+    for number, text in enumerate(NO_POSTS):
+        (folder / f"no{number}").write_text(text)
+    source = of_path(folder, "files")
+    read(source)
+    fact = "Files of mail or news with headers, which the model learns (docs/data.md has the command): 2"
+    assert any(line.startswith(f"{fact}, first in {folder}{os.sep}0") for line in source.note_lines())
+    subprocess.run(["bash", "-c", command_of_the_page("mkdir posts &&", "done")], check=True, cwd=tmp_path)
+    source = of_path(tmp_path / "posts", "files")
+    assert read(source) == [*POSTS.values()] and "with headers" not in str(source.note_lines())
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_headers_in_records_are_told_and_the_command_of_the_page_leaves_them_out(tmp_path):
+    texts = [*(headers.removeprefix("From a@b Mon Apr 05\r\n") + body for headers, body in POSTS.items()), *NO_POSTS]
+    (tmp_path / "mails.jsonl").write_text("".join(json.dumps({"text": text, "id": 1}) + "\n" for text in texts))
+    source = of_path(tmp_path / "mails.jsonl", "files")
+    assert read(source) == texts
+    fact = "Records with headers of mail or news in text, which the model learns (docs/data.md has the command): 2"
+    assert any(line.startswith(fact) for line in source.note_lines())
+    command = command_of_the_page("jq -c '.text |= sub(", "> bodies.jsonl")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    found = read(of_path(tmp_path / "bodies.jsonl", "files"))
+    assert found[:3] == [*POSTS.values(), NO_POSTS[0]]
+
+
 def test_byte_order_marks_of_joined_files_are_told_and_are_no_part_of_records(tmp_path):
     mark = b"\xef\xbb\xbf"
     contents = {
