@@ -52,12 +52,38 @@ ALIASES = {
         ("overfit_batches", "overfit_one_batch", "overfit_single_batch", "overfit"),
         "data.path: a few hundred letters, and data.val_path=, the same file, are learned by heart",
     ),
+    **dict.fromkeys(
+        (
+            *(
+                "train_on_prompt",
+                "train_on_prompts",
+                "train_on_inputs",
+                "mask_prompt",
+                "mask_inputs",
+                "mask_user_labels",
+            ),
+            *("completion_only_loss", "assistant_only_loss", "answer_only_loss", "train_on_responses_only"),
+            *("prompt_loss_weight", "loss_on_prompt"),
+        ),
+        "data.path: each of its words is learned, those of questions too; there is no loss on answers alone",
+    ),
+    **dict.fromkeys(
+        ("packing", "sample_packing", "group_by_length", "pad_to_max_length", "padding"),
+        "data.document_mask: documents follow one another in a window, without padding; true keeps them apart",
+    ),
     "split": "data.path: the file or folder of a split; docs/generation.md scores the training text",
     "tokenizer_name": "tokenizer",
     **dict.fromkeys(
         ("split_digits", "individual_digits"), "tokenizer: byte has a token for each digit, bpe joins up to three"
     ),
     "vocab_source": "tokenizer",
+    **dict.fromkeys(
+        (
+            *("unk_token", "unk_id", "character_coverage", "byte_fallback"),
+            *("special_tokens", "additional_special_tokens", "user_defined_symbols"),
+        ),
+        "tokenizer: none has unknown letters, a new one is its bytes; <|endoftext|> is the only special token",
+    ),
     # Model; ours too, without their group, for the commands that do not have it
     **{
         name: f"model.{name}"
@@ -71,6 +97,17 @@ ALIASES = {
     "max_seq_length": "model.block_size",
     "sequence_length": "model.block_size",
     "context_length": "model.block_size",
+    **dict.fromkeys(
+        (
+            "max_source_length",
+            "max_input_length",
+            "max_train_seq_length",
+            "model_max_length",
+            "cutoff_len",
+            "truncation",
+        ),
+        "model.block_size: the tokens of a window; a longer document is learned to its end, in several windows",
+    ),
     "max_position_embeddings": "model.block_size",
     "n_positions": "model.block_size",
     "n_ctx": "model.block_size",
@@ -140,6 +177,25 @@ ALIASES = {
     "lr_warmup_steps": "schedule.warmup_steps",
     "warmup_ratio": "schedule.warmup_steps: a number of steps",
     "lr_decay_iters": "max_steps: the schedule ends with the run",
+    **dict.fromkeys(
+        (
+            *(
+                "decay_steps",
+                "num_decay_steps",
+                "lr_decay_steps",
+                "decay_iters",
+                "wsd_decay_steps",
+                "lr_wsd_decay_iters",
+            ),
+            *("decay_ratio", "cooldown", "cooldown_steps", "cooldown_frac", "cooldown_fraction", "stable_steps"),
+            *("num_stable_steps", "warmdown_iters", "warmdown_steps", "warmdown_ratio"),
+        ),
+        "schedule.decay_fraction: the share of all steps, at their end, in which the rate falls",
+    ),
+    **dict.fromkeys(
+        ("num_cycles", "period_lengths", "cycle_length", "lr_restarts"),
+        "schedule: docs/training.md begins another period by resume=RUN and more steps",
+    ),
     "max_iters": "max_steps",
     "num_iterations": "max_steps",
     "train_steps": "max_steps",
@@ -360,7 +416,7 @@ ALIASES = {
     "num_return_sequences": "num_samples",
     "num_samples_per_prompt": "num_samples",
     "length": "max_new_tokens",
-    "max_length": "max_new_tokens",
+    "max_length": "max_new_tokens model.block_size",
     **dict.fromkeys(
         ("min_length", "min_tokens", "min_new_tokens", "ignore_eos"),
         "max_new_tokens: the most; a sample ends earlier where the model ends the document",
@@ -453,6 +509,8 @@ OPTIONS = {
     "schedule": {
         "linear": "warmup_stable_decay: schedule.decay_fraction=1 falls from the warm-up on",
         "wsd": "warmup_stable_decay: schedule.decay_fraction is the share of the decay",
+        "wsds": "warmup_stable_decay: docs/training.md begins another period by resume=RUN and more steps",
+        "trapezoidal": "warmup_stable_decay: schedule.decay_fraction is the share of the decay",
         "constant_with_warmup": "constant: it has a warm-up",
         "cosine_with_min_lr": "cosine: schedule.final_factor is the last rate as a share of the peak",
     },

@@ -405,6 +405,12 @@ def test_an_option_of_another_trainer_is_answered_with_one_of_ours():
     for group, options in OPTIONS.items():
         ours = {file.stem for file in (CONF / group).glob("*.yaml")}
         assert not options.keys() & ours and {answer.partition(": ")[0] for answer in options.values()} <= ours
+    # The periods of docs/training.md: the rate falls from step 800 to 1000, and from 1800 to 2000.
+    for fraction, begin, steps in ((0.2, 800, 1000), (0.1, 1000, 2000)):
+        period = ScheduleConfig(decay_fraction=fraction)
+        factors = [schedule_factor(period, step, step / steps, steps) for step in range(begin, steps + 1)]
+        assert factors[:-200] == pytest.approx([1] * (steps - begin - 199))
+        assert factors[-201:] == pytest.approx([1 - number / 200 for number in range(201)])
     # What is said of linear: from the warm-up on the rate falls by the same amount in each step.
     linear = ScheduleConfig(warmup_steps=5, decay_fraction=1.0)
     factors = [schedule_factor(linear, step, step / 25, 25) for step in range(5, 26)]
