@@ -69,8 +69,8 @@ class TokenDataset:
     """Seed of the order of the sequences."""
     ahead: int = 0
     """Sequences that were read beyond those of as many steps, after a change of batch_size."""
-    more_tokens: str = "more text"
-    """What makes the splits longer, in the words of an error."""
+    more_tokens: tuple[str, ...] = ("more text",)
+    """What may make the splits longer, in the words of an error."""
 
     def train_batch(self, step: int, start: int, stop: int) -> Batch:
         """Return a step's sequences from `start` to `stop`, a function of the seed and the step."""
@@ -153,12 +153,23 @@ class TokenDataset:
 
     def check(self) -> None:
         """Raise DataError if a split is shorter than one sequence."""
-        for name, tokens in (("training", self.train), ("validation", self.val)):
+        splits = {"training": self.train, "validation": self.val}
+        for name, tokens in splits.items():
             if len(tokens) <= self.block_size:
                 problem = f"the {name} split has {len(tokens):,} tokens, too few for model.block_size={self.block_size}"
                 longest = min(len(self.train), len(self.val)) - 1
                 shorter = f"set model.block_size={longest} or less, or " if longest > 0 else ""
-                raise DataError(problem, f"{shorter}choose {self.more_tokens}")
+                helps = {
+                    "tokenizer=byte": all(self.has_bytes(split) for split in splits.values()),
+                    "another data.val_fraction": len(self.train) + len(self.val) > 2 * self.block_size + 1,
+                }
+                choices = [choice for choice in self.more_tokens if helps.get(choice, True)]
+                raise DataError(problem, f"{shorter}choose {' or '.join(choices)}")
+
+    def has_bytes(self, split: np.ndarray) -> bool:
+        """Return whether a split is longer than a sequence if each of its bytes is a token."""
+        # <|endoftext|> is a token of no byte.
+        return len(split) > self.block_size or self.token_bytes()[split].clip(min=1).sum() > self.block_size
 
 
 @lru_cache(maxsize=2)  # a batch may have the last sequences of one epoch and the first of the next

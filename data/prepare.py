@@ -134,7 +134,7 @@ def prepare(
             more_tokens.append("tokenizer=byte")
         more_tokens.append("a longer data.val_path" if validation else "another data.val_fraction")
         mapped = map_folder(folder, encoding, text, document_mask=data.document_mask)
-        return replace(mapped, more_tokens=" or ".join(more_tokens))
+        return replace(mapped, more_tokens=tuple(more_tokens))
 
 
 def tokens_root(data: DataConfig) -> Path:

@@ -576,6 +576,26 @@ def test_a_split_shorter_than_a_window_is_refused_with_the_remedy(tmp_path, text
         replace(data, block_size=10_000).check()
 
 
+def test_the_remedy_for_a_short_split_names_what_makes_it_longer_than_a_window(tmp_path):
+    """The bytes are counted by a run with tokenizer=byte."""
+    path = write_jsonl(tmp_path / "a.jsonl", [f"{number}{' again' * 9}" for number in range(10)])
+
+    def split(name: str) -> TokenDataset:
+        config = DataConfig(path=str(path), cache_dir=str(tmp_path / "cache"))
+        return prepare.prepare(config, TokenizerConfig(name=name, vocab_size=300))
+
+    def remedy(name: str, block_size: int) -> str:
+        with pytest.raises(DataError) as caught:
+            replace(split(name), block_size=block_size).check()
+        return caught.value.remedy.partition("choose ")[2]
+
+    in_bytes = [len(split("byte").train), len(split("byte").val)]
+    assert remedy("bpe", min(in_bytes) - 1) == "more text or tokenizer=byte or another data.val_fraction"
+    assert remedy("bpe", min(in_bytes)) == "more text or another data.val_fraction"
+    assert remedy("byte", sum(in_bytes) // 2 - 1) == "more text or another data.val_fraction"
+    assert remedy("byte", (sum(in_bytes) + 1) // 2) == remedy("bpe", 10_000) == "more text"
+
+
 @pytest.mark.slow
 def test_the_remedy_for_a_short_split_names_settings_that_the_text_has_and_that_make_it_longer(tmp_path, text_file):
     def remedy(**settings) -> str:
@@ -584,7 +604,7 @@ def test_the_remedy_for_a_short_split_names_settings_that_the_text_has_and_that_
         config = DataConfig(**dict(path=str(text_file), cache_dir=str(tmp_path / "cache")) | settings)
         data = prepare.prepare(config, TokenizerConfig(name=name, vocab_size=300), encoding=encoding)
         with pytest.raises(DataError) as caught:
-            replace(data, block_size=100_000).check()
+            replace(data, block_size=min(len(data.train), len(data.val))).check()
         longest = int(re.match(r"set model\.block_size=(\d+) or less, or choose ", caught.value.remedy)[1])
         replace(data, block_size=longest).check()
         with pytest.raises(DataError):
