@@ -480,8 +480,10 @@ OPTIONS = {
         "chars": "byte: one token a byte, so a letter beyond ASCII has several",
         "character": "byte: one token a byte, so a letter beyond ASCII has several",
         "bytes": "byte: one token a byte",
-        "sentencepiece": "bpe: trained on the text",
-        "spm": "bpe: trained on the text",
+        **dict.fromkeys(("sentencepiece", "spm", "wordpiece", "unigram"), "bpe: trained on the text"),
+        **dict.fromkeys(
+            ("word", "words", "wordlevel", "word_level", "whitespace"), "bpe: words, and pieces of rare ones"
+        ),
         "r50k_base": "gpt2: the same tokens",
         "gpt-2": "gpt2: OpenAI's",
         "gpt4": "cl100k_base: OpenAI's",

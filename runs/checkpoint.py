@@ -378,6 +378,8 @@ def find_checkpoints(where: str | None) -> list[Path]:
     path = user_path("checkpoint", where)
     if not where or not path.exists():
         remedy = "give a run directory or a checkpoint in it"
+        if where.startswith("hf:") or not path.parent.exists():  # perhaps a name on the hub, such as OWNER/MODEL
+            remedy += "; export.py import_from= makes one of a model of Hugging Face's"
         raise CheckpointError("does not exist", remedy, setting="checkpoint", value=where)
     folder = path / "checkpoints"
     with reading("checkpoint", where):

@@ -156,7 +156,9 @@ def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monke
     assert find_checkpoints("~/multirun/day/2") == find_checkpoints(None)
     nothings = {
         "": "does not exist",
-        "nowhere": "does not exist",
+        "nowhere": r"does not exist: give a run directory or a checkpoint in it\.$",
+        "hf:gpt2": "does not exist: .*; export.py import_from= makes one of a model of Hugging Face's",
+        "openai-community/gpt2": "does not exist: .*; export.py import_from= makes one",
         str(tmp_path): "is not a checkpoint",
         str(tmp_path / "outputs/begun/3"): "has no checkpoint, for it ended before its first one or they were removed",
     }
