@@ -221,6 +221,7 @@ class GPT(nn.Module):
         ctx.doc_starts = doc_starts if cache is None else cache.continue_documents(doc_starts, T)
         ctx.cache = cache
         ctx.device = self.runtime.device
+        ctx.learns = torch.is_grad_enabled()
 
         # Embed the tokens, and where the settings ask for it their n-grams and positions.
         x = embedded(self.token_embedding, tokens)  # (B, T) -> (B, T, C)

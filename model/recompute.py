@@ -1,7 +1,6 @@
 """Activation checkpointing: the backward pass computes a part of the model once more."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from jaxtyping import Float
@@ -36,6 +35,6 @@ def run_on_copy(
     shared: dict[str, Tensor],
 ) -> Result:
     """Return forward() of a copy of the context, with its loss and its new shared tensors."""
-    own = replace(ctx, loss=loss, shared=dict(shared))
+    own = ctx.changed(loss=loss, shared=dict(shared))
     x = forward(x, own)
     return x, own.loss, {name: t for name, t in own.shared.items() if t is not shared.get(name)}

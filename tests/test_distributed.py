@@ -1,5 +1,6 @@
 """Several processes on one machine (gloo) learn the same as one, by DDP."""
 
+import copy
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from test_resume import ROOT, assert_same_run, rows, wait_for
 from common.errors import DeviceError
 from common.mistakes import sentence_for
 from model.config import GPTConfig
+from model.gpt import GPT
 from runs.checkpoint import load_checkpoint, read_meta
 from train import train_step
 from training.config import TrainConfig
@@ -281,6 +283,34 @@ def test_gradients_of_all_micro_batches_are_kept_where_ddp_sends_them(alone):
     assert len(places) == 16 and all(place == places[-1] for place in places[8:])  # torch orders the buckets anew once
     assert len(places[-1]) == 1 and None not in places[-1]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked", "alone")
+@pytest.mark.parametrize("attention", ["index", "dsa", "sdpa+value_residual"])
+def test_a_sharded_block_leaves_for_others_what_a_whole_one_does(attention):
+    """fully_shard() copies dataclasses among the arguments of a block, and casts the tensors in them."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    shape = dict(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=61, zero_init=False)
+    model = GPT(GPTConfig(attention=attention, **shape)).train()
+    for layer in model.attentions:
+        for modifier in layer.modifiers.values():
+            torch.nn.init.constant_(modifier.mixture, 0.5)
+    tokens, targets = torch.randint(61, (2, 2, 16))
+    whole = copy.deepcopy(model)
+    sharded = copy.deepcopy(model)
+    in_half = copy.deepcopy(model)
+    for each, policy in ((sharded, MixedPrecisionPolicy()), (in_half, MixedPrecisionPolicy(torch.bfloat16))):
+        for part in (*each.blocks, each):
+            fully_shard(part, mp_policy=policy)
+    for each in (whole, sharded):
+        each.loss(tokens, targets).backward()
+    for one, other in zip(whole.parameters(), sharded.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert torch.allclose(one.grad, other.grad.full_tensor(), atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(in_half(tokens), model.bfloat16()(tokens))
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

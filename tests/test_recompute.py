@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import some
+from torch.utils.checkpoint import checkpoint
 
 from model.attention import FORMS, MODIFIERS, AttentionContext
 from model.config import GPTConfig
@@ -108,3 +110,35 @@ def test_what_a_block_writes_to_the_context_is_there_for_later_ones():
     assert [*ctx.shared] == ["values"] and ctx.loss is not None and ctx.loss.item() > 0
     ctx.shared["values"].sum().backward(retain_graph=True)
     hidden.sum().backward()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "sdpa+value_residual", "index"])
+def test_torchs_checkpoint_around_blocks_has_the_gradients_of_kept_ones_or_is_refused(attention):
+    """Its reentrant kind runs a block without gradients at first: what the block leaves for others would have none."""
+    kept = figures(model_of(attention, 16, False), 16)
+    for reentrant in (False, True):
+        model = model_of(attention, 16, False)
+        for block in model.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
+        if reentrant and attention != "sdpa":
+            with pytest.raises(ValueError, match="set use_reentrant=False"):
+                figures(model, 16)
+        else:
+            again = figures(model, 16)
+            assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(kept, again, strict=True))
+
+
+def test_weights_that_a_hook_reads_without_gradients_leave_those_of_the_pass():
+    """The first layer's values, which later ones add, would else be those of the reading: constants."""
+
+    def read(attention, arguments):
+        with torch.no_grad():
+            attention.weights(*arguments)
+
+    kept, watched = model_of("sdpa+value_residual", 16, False), model_of("sdpa+value_residual", 16, False)
+    for model in (kept, watched):
+        for attention in model.attentions:
+            torch.nn.init.constant_(attention.modifiers["value_residual"].mixture, 0.5)
+    for attention in watched.attentions:
+        attention.register_forward_pre_hook(read)
+    assert all(map(torch.equal, figures(kept, 16), figures(watched, 16)))

@@ -1,6 +1,6 @@
 """The state of a forward pass, which a model's layers share."""
 
-from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -11,11 +11,11 @@ from model.cache import DocStarts, KVCache, Tokens
 from model.rope import Rope
 
 
-@dataclass
 class AttentionContext:
     """The state of one forward pass, which the layers share.
 
-    The GPT makes one for each pass; a layer alone may go without.
+    The GPT makes one for each pass; a layer alone may go without. It is no dataclass: torch's fully_shard() copies the
+    dataclasses among a block's arguments and casts their tensors, and what a layer writes to a copy is lost.
 
     Of the modules named here some are forms and modifiers. Read the table again after layer.py.
 
@@ -29,6 +29,7 @@ class AttentionContext:
     loss          ()                          compute()    GPT.loss(), and the form index     None outside training
     weights_only  bool                        weights()    compute(), and attend() of forms   False
     device        str                         GPT          compute()                          None: that of x
+    learns        bool                        GPT          check_gradient()                   False
 
     mask        True or 1 where a query may attend; S is T plus the positions in the cache. Causality and window hold in
                 any case. Forms and modifiers that accumulate or shift the past accept doc_starts only.
@@ -37,21 +38,48 @@ class AttentionContext:
     rotations   Rope.cos_sin() of the positions, of any leading shape: (B, 1, T, D/2, 2) gives each text its own.
     loss        auxiliary, in nats summed over tokens; layers add to it.
     device      the type of device for which executors are chosen: dry_run plans for one that is not there.
+    learns      whether the pass records gradients.
     """
 
-    mask: Tensor | None = None
-    doc_starts: DocStarts = None
-    tokens: Tokens | None = None
-    cache: KVCache | None = None
-    shared: dict[str, Tensor] = field(default_factory=dict)
-    rotations: dict[Rope, Tensor] = field(default_factory=dict)
-    loss: Float[Tensor, ""] | None = None
-    weights_only: bool = False
-    device: str | None = None
+    def __init__(
+        self,
+        mask: Tensor | None = None,
+        doc_starts: DocStarts = None,
+        tokens: Tokens | None = None,
+        cache: KVCache | None = None,
+        shared: dict[str, Tensor] | None = None,
+        rotations: dict[Rope, Tensor] | None = None,
+        loss: Float[Tensor, ""] | None = None,
+        weights_only: bool = False,
+        device: str | None = None,
+        learns: bool = False,
+    ) -> None:
+        self.mask = mask
+        self.doc_starts = doc_starts
+        self.tokens = tokens
+        self.cache = cache
+        self.shared = {} if shared is None else shared
+        self.rotations = {} if rotations is None else rotations
+        self.loss = loss
+        self.weights_only = weights_only
+        self.device = device
+        self.learns = learns
+        if doc_starts is not None:
+            check_starts(doc_starts, self.past)
 
-    def __post_init__(self) -> None:
-        if self.doc_starts is not None:
-            check_starts(self.doc_starts, self.past)
+    def changed(self, **values: Any) -> "AttentionContext":
+        """Return a copy with these values in place of its own."""
+        return AttentionContext(**vars(self) | values)
+
+    def check_gradient(self) -> None:
+        """Raise ValueError if what a layer leaves here gets no gradient, though the pass has one.
+
+        torch's reentrant checkpoint runs a block without gradients, and later hands on that of its result alone.
+        """
+        if self.learns and not torch.is_grad_enabled():
+            problem = "a block runs without gradients within a pass that has them, as in torch's reentrant checkpoint"
+            remedy = "set use_reentrant=False (CheckpointImpl.NO_REENTRANT); freeze weights by requires_grad_(False)"
+            raise ValueError(f"{problem}, and what it leaves for later layers or the loss would get none: {remedy}.")
 
     def check_new(self) -> None:
         """Raise ValueError for values that a pass of the GPT sets: they would be lost."""

@@ -29,7 +29,6 @@ three hooks, mix(), score() and finish(), which change nothing unless it overrid
 modifiers.py.
 """
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -311,6 +310,7 @@ class MultiHeadAttention(nn.Module):
             executors = executors[-1:]
         y, loss = run_call(call, executors, ctx.device)  # the loss of an indexer, else None
         if loss is not None and ctx.loss is not None:
+            ctx.check_gradient()
             ctx.loss = ctx.loss + loss
         return y
 
@@ -342,7 +342,8 @@ class MultiHeadAttention(nn.Module):
         if ctx.past:
             mask = mask if mask is None or not mask.ndim or mask.shape[-1] == 1 else mask[..., ctx.past :]
             doc_starts = None if doc_starts is None else (doc_starts - ctx.past).clamp(min=0)
-        ctx = replace(ctx, cache=None, mask=mask, doc_starts=doc_starts, weights_only=True)
+        own = {"cache": None, "mask": mask, "doc_starts": doc_starts, "weights_only": True, "learns": False}
+        ctx = ctx.changed(**own, shared=dict(ctx.shared))  # it leaves nothing for later layers
 
         # The steps of head_outputs(), with values that are the identity: weights times the identity are the weights.
         self.check(x, ctx)

@@ -167,7 +167,10 @@ class ValueResidual(Modifier):
     ) -> Heads:
         # The first layer with this modifier finds no values yet, and leaves its own for the others.
         own, first = self.mixture.to(v.dtype)
-        return q, k, own * v + first * ctx.shared.setdefault("values", v)
+        if "values" not in ctx.shared:
+            ctx.check_gradient()
+            ctx.shared["values"] = v
+        return q, k, own * v + first * ctx.shared["values"]
 
 
 @modifier("key_offset", changes="keys")
