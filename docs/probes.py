@@ -114,16 +114,20 @@ class Probes:
     def heads(self, rows: Int[np.ndarray, "B T"]) -> dict[str, Any]:
         """Return figures of sinks (Gu et al. 2025) on held-out sequences.
 
-        first: each head's mean weight on the first token that a query sees, over the queries after it. sink_mass: the
-        mean over heads. sink_share: the share of heads above SINK.
+        first: each head's mean weight on the first token that a query sees, that of its window if the layer has one,
+        over the queries after it; 0 if there are none. sink_mass: the mean over heads. sink_share: the share of heads
+        above SINK.
         """
         starts = torch.from_numpy(self.starts(rows))  # (B, T)
-        after = torch.arange(rows.shape[1]) > starts
+        T = rows.shape[1]
+        windows = iter([layer.window or T for layer in self.model.attentions])
 
         def on_first(weights: Weights) -> Tensor:
-            first = starts.to(weights.device)[:, None, :, None].expand(*weights.shape[:3], 1)
-            by_query = weights.gather(-1, first).squeeze(-1).transpose(1, 2)  # (B, H, T, T) -> (B, T, H)
-            return by_query[after.to(weights.device)].float().mean(0)
+            place = torch.arange(T, device=weights.device)
+            first = torch.maximum(starts.to(weights.device), place - next(windows) + 1)  # (B, T)
+            key = first[:, None, :, None].expand(*weights.shape[:3], 1)
+            by_query = weights.gather(-1, key).squeeze(-1).transpose(1, 2)  # (B, H, T, T) -> (B, T, H)
+            return by_query[place > first].float().mean(0).nan_to_num()
 
         first = self.by_head(rows, on_first)
         figures: dict[str, Any] = {"first": first}

@@ -39,6 +39,15 @@ def test_the_even_average_looks_back_and_at_the_first_token_as_often_as_chance()
     assert heads["sink_mass"] == pytest.approx(heads["first"][0][0]) and heads["sink_share"] == 0
 
 
+def test_a_query_beyond_a_window_has_the_first_token_of_its_window():
+    rows = TOKENS[:48].reshape(3, 16)
+    heads = probes(attention="average+window/average", attention_window=4).heads(rows)
+    near = [1 / min(i + 1, 4) for i in range(1, 16)]
+    far = [1 / (i + 1) for i in range(1, 16)]
+    assert [layer[0] for layer in heads["first"]] == [pytest.approx(sum(each) / 15) for each in (near, far)]
+    assert probes(attention="average+window", attention_window=1).heads(rows)["sink_mass"] == 0
+
+
 def test_a_query_of_a_later_document_has_that_documents_first_token():
     rows = TOKENS[:48].reshape(3, 16).copy()
     rows[rows == 60] = 0
