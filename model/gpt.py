@@ -29,7 +29,7 @@ from model.attention.masks import check_starts
 from model.attention.registry import check_names
 from model.cache import DocStarts, KVCache, Tokens, undone_on_failure
 from model.config import GPTConfig
-from model.layers import LayerNorm, Linear, RMSNorm
+from model.layers import LayerNorm, Linear, RMSNorm, joined
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 from model.recompute import recomputed
@@ -75,7 +75,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Stream) -> Stream:
         # model/row.py has the same for one token.
-        return self.down_proj(self.activation(self.gate_up_proj(x)))
+        return self.down_proj(self.activation(joined(self.gate_up_proj, x)))
 
     @staticmethod
     def activation(gate_up: Float[Tensor, "*lead both"]) -> Float[Tensor, "*lead inner"]:

@@ -28,6 +28,20 @@ class Linear(nn.Linear):
         return super().forward(x)
 
 
+def joined(layer: nn.Module, x: Rows) -> Float[Tensor, "*lead N"]:
+    """Return layer(x), whose columns are those of several matrices, one after the other.
+
+    Raises ValueError if this process has a part of the columns, as after torch's ColwiseParallel, which divides them
+    across the matrices.
+    """
+    y = layer(x)
+    if type(layer) is Linear and type(layer.weight) is not nn.Parameter and y.shape[-1] < layer.weight.shape[0]:
+        problem = f"the columns of {len(layer.parts)} matrices in one layer are divided among processes as those of one"
+        remedy = "leave it whole, and give the layer behind it RowwiseParallel(input_layouts=Replicate())"
+        raise ValueError(f"{problem}: {remedy}.")
+    return y
+
+
 class RMSNorm(nn.RMSNorm):
     """x w / √(mean(x²) + ε) (Zhang & Sennrich 2019)."""
 

@@ -313,6 +313,38 @@ def test_a_sharded_block_leaves_for_others_what_a_whole_one_does(attention):
         assert torch.equal(in_half(tokens), model.bfloat16()(tokens))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_several_matrices_in_one_layer_are_not_divided_as_one():
+    """torch divides the rows of a weight in the middle: a process would have those of the first matrices alone."""
+    from torch.distributed.tensor import DeviceMesh, Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = DeviceMesh("cpu", [0, 1])
+        behind = RowwiseParallel(input_layouts=Replicate())
+        whole = ColwiseParallel(output_layouts=Replicate())
+        for name, layer, plan, fits in [
+            ("swiglu", "mlp.gate_up_proj", ColwiseParallel(), False),
+            ("swiglu", "attention.qkv_proj", ColwiseParallel(), False),
+            ("swiglu", "mlp.gate_up_proj", whole, True),
+            ("swiglu", "mlp.down_proj", behind, True),
+            ("relu2", "attention.o_proj", behind, True),
+            ("relu2", "mlp.up_proj", whole, True),
+        ]:
+            shape = dict(n_layer=1, n_head=2, n_embd=32, block_size=16, vocab_size=61, mlp=name)
+            model = parallelize_module(GPT(GPTConfig(**shape)), mesh, {f"blocks.*.{layer}": plan})
+            if fits:
+                assert model(torch.zeros(1, 5).long()).shape == (1, 5, 61)
+            else:
+                with pytest.raises(ValueError, match="matrices in one layer are divided"):
+                    model(torch.zeros(1, 5).long())
+    finally:
+        dist.destroy_process_group()
+
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 

@@ -112,6 +112,7 @@ READERS = {
     "attention/latent.py": {"of_queries"},
     "attention/local.py": {"make_projections"},
     "gpt.py": {"__init__", "loss", "nats_of", "initialize"},
+    "layers.py": {"joined"},
     "row.py": {"norm_step", "linear_step", "attention_step", "step"},
     "size.py": {"flops_per_token"},
     "surgery.py": {"is_matrix", "tie_again"},

@@ -43,7 +43,7 @@ from model.attention.masks import alibi_sum, as_bool
 from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS
 from model.config import AttentionConfig
 from model.cpu import is_recorded_for_onnx
-from model.layers import Linear, RMSNorm
+from model.layers import Linear, RMSNorm, joined
 from model.rope import Pope, Rope, rotate
 
 NORM_EPS = 1e-6
@@ -207,7 +207,7 @@ class MultiHeadAttention(nn.Module):
         # From here to merge() model/row.py has the same for one token, which it computes until this code is edited.
 
         # One product for all n = H + 2 Hkv heads: (B, T, C) -> (B, T, n·D) -> (B, T, n, D) -> (B, n, T, D)
-        projected = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        projected = joined(self.qkv_proj, x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = projected.split((self.query_heads, self.kv_heads, self.kv_heads), 1)
         return self.q_norm(q), self.k_norm(k), v
 
