@@ -112,12 +112,21 @@ def test_what_a_block_writes_to_the_context_is_there_for_later_ones():
     hidden.sum().backward()
 
 
+def mixed(attention: str) -> GPT:
+    """A model whose value_residual adds the first layer's values."""
+    model = model_of(attention, 16, False)
+    for name, weight in model.named_parameters():
+        if name.endswith("mixture"):
+            torch.nn.init.constant_(weight, 0.5)
+    return model
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "sdpa+value_residual", "index"])
 def test_torchs_checkpoint_around_blocks_has_the_gradients_of_kept_ones_or_is_refused(attention):
     """Its reentrant kind runs a block without gradients at first: what the block leaves for others would have none."""
-    kept = figures(model_of(attention, 16, False), 16)
+    kept = figures(mixed(attention), 16)
     for reentrant in (False, True):
-        model = model_of(attention, 16, False)
+        model = mixed(attention)
         for block in model.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
         if reentrant and attention != "sdpa":
@@ -135,10 +144,7 @@ def test_weights_that_a_hook_reads_without_gradients_leave_those_of_the_pass():
         with torch.no_grad():
             attention.weights(*arguments)
 
-    kept, watched = model_of("sdpa+value_residual", 16, False), model_of("sdpa+value_residual", 16, False)
-    for model in (kept, watched):
-        for attention in model.attentions:
-            torch.nn.init.constant_(attention.modifiers["value_residual"].mixture, 0.5)
+    kept, watched = mixed("sdpa+value_residual"), mixed("sdpa+value_residual")
     for attention in watched.attentions:
         attention.register_forward_pre_hook(read)
     assert all(map(torch.equal, figures(kept, 16), figures(watched, 16)))
