@@ -81,7 +81,7 @@ class Progress:
     begun_with: str | None = None
     """The hash of the weights that init_from brought."""
     earlier_settings: str | None = None
-    """Settings that earlier steps had and later ones have not, after resumes."""
+    """Settings and code that earlier steps had and later ones have not, after resumes."""
 
     @property
     def is_evaluated(self) -> bool:

@@ -39,7 +39,7 @@ class Summary:
     computed_in: str | None = None
     """The type of the products, which precision=auto chooses by the machine."""
     earlier_settings: str | None = None
-    """Settings that earlier steps had and later ones have not: the run was resumed with others."""
+    """Settings and code that earlier steps had and later ones have not: the run was resumed with others."""
     seed: float | None = None
     threads: float | None = None
     """The threads of a run on a CPU, on which its last bits depend."""

@@ -89,7 +89,7 @@ VERSIONS = {
     "text_hash": Fact("have different versions of the text", ("data", "tokenizer", "init_from")),
     "weights_hash": Fact("begin with different weights of init_from=", ("init_from",)),
     "computed_in": Fact("were computed in different types of numbers", ("precision", "device")),
-    "earlier_settings": Fact("are of runs that were resumed with other settings", ()),
+    "earlier_settings": Fact("are of runs that were resumed with other settings or code", ()),
 }
 ROUND = re.compile(r"[0-9]{1,3}0{6,30}\.0")  # a large round number
 # Signs by which Markdown may turn a text into a link, an image, HTML or another font.

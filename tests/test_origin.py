@@ -159,7 +159,7 @@ def test_a_table_tells_versions_of_a_persons_file_apart_that_one_row_would_mix(t
             "earlier_settings",
             None,
             "optimizer.lr=0.5 until step 6",
-            "are of runs that were resumed with other settings",
+            "are of runs that were resumed with other settings or code",
         ),
     ],
 )

@@ -39,6 +39,7 @@ from generation.score import ScoringParams, score
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, Progress, open_checkpoint, read_meta
 from runs.directory import LOGS, lock_run, written_settings
+from runs.origin import PROJECT_HASH
 from runs.resume import Saved, check_settings, earlier_settings, find_run, refuse_used, remove_leftovers
 from runs.summary import Summary, read_summary, write_summary
 from train import train
@@ -297,6 +298,12 @@ def test_the_settings_of_earlier_steps_are_those_that_shape_the_weights_and_add_
     saved.progress.earlier_settings = "seed=7 until step 3"
     found = earlier_settings(defaults | {"max_steps": 9}, saved, defaults, None)
     assert found == "seed=7 until step 3, max_steps=6 until step 6"
+    # The code of the earlier steps is one of these; a checkpoint of an earlier version does not know it.
+    saved = Meta({"code_hash": "aa"}, Progress(step=6), computed_on={"project_hash": PROJECT_HASH, "torch": "2.10"})
+    assert earlier_settings(defaults | {"code_hash": "aa"}, saved, defaults, None) is None
+    saved.computed_on["project_hash"] = "bb"
+    found = earlier_settings(defaults | {"code_hash": "cc"}, saved, defaults, None)
+    assert found == "code_hash=aa project_hash=bb until step 6"
 
 
 @pytest.mark.slow
