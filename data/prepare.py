@@ -40,7 +40,7 @@ from common.text import plural
 from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
 from data.overlap import overlap, passage_length
-from data.texts import Source, fingerprint, sizes_of, splits_apart
+from data.texts import Source, fingerprint, in_real_folder, sizes_of, splits_apart
 from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
 
 FORMAT = 6  # changes with the content of the cache: older folders are then prepared again
@@ -489,7 +489,7 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     encoding = encoding or own or make_tokenizer(tokenizer, ())
     dtypes = [stored_dtype(file, encoding.n_vocab) for file in files]
     train, val = open_folder(folder, encoding, f"data.path={data.path}", remedy, dtypes)
-    name = f"nanogpt-{fingerprint(files)}"
+    name = f"nanogpt-{fingerprint(in_real_folder(files))}"
     return TokenDataset(encoding, train, val, name, f"tokens of {data.path}", data.document_mask)
 
 

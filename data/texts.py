@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.request import urlopen
 
 from common.errors import DataError, first_line, format_value, naming
@@ -100,6 +100,7 @@ COMMAND = "docs/data.md has the command"
 WITH_PROMPTS = "jq -c '{text: (.prompt + .text)}' FILE > whole.jsonl"
 """The command that writes samples of sample.py with their prompts."""
 
+T = TypeVar("T")
 Files = dict[str, tuple[int, int]]
 """{path: (size, mtime_ns)}."""
 
@@ -140,12 +141,14 @@ class Source:
 
         # Hash all that may change its content. Shakespeare is the same in every folder.
         files = {} if config.source == "shakespeare" else self.files
+        if config.path:
+            files = in_real_folder(files)
         source = "text" if config.source == "files" else config.source  # the same, if all files are text
         asked = (source, config.text_field, config.name, config.subset, config.split)
         self.separator = unescaped(config.separator) if config.source in DIVISIBLE else None
         added: list[Any] = [name, LISTS, RULES] if config.source == "tales" else [self.separator]
         if config.source == "files" and {*self.formats.values()} != {"text"}:
-            added.append(repr(self.formats))
+            added.append(repr(in_real_folder(self.formats)))
         self.fingerprint = fingerprint(files, *asked, *filter(None, added))
         """A hash that changes if the text may have changed."""
         self.checked: dict[str, Damage | NotText | None] = {}
@@ -791,6 +794,18 @@ def sizes_of(files: Iterable[Path]) -> Files:
     """Return the regular files among `files`, sorted by name."""
     status = {str(file.absolute()): file.stat() for file in files if file.is_file()}
     return {name: (status[name].st_size, status[name].st_mtime_ns) for name in sorted(status)}
+
+
+def in_real_folder(files: dict[str, T]) -> dict[str, T]:
+    """Return files by their paths in the real place of the folder that holds all of them.
+
+    A text is the same by each link to that folder, as in a home folder that is a link.
+    """
+    folder = os.path.commonpath([*map(os.path.dirname, files)]) if files else ""
+    real = os.path.realpath(folder)
+    if real == folder or not files:
+        return files
+    return {str(Path(real, os.path.relpath(file, folder))): each for file, each in files.items()}
 
 
 def fingerprint(files: Files, *settings: str | None) -> str:

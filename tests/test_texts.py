@@ -180,6 +180,27 @@ def test_a_text_is_the_same_one_from_every_folder(tmp_path, monkeypatch):
         of_path("../none.txt")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_a_text_is_the_same_one_by_a_link_to_its_folder(tmp_path, monkeypatch):
+    """A home folder that is a link had two texts, each prepared, and a run of one was refused with the other."""
+    (tmp_path / "usr/home/texts/inner").mkdir(parents=True)
+    (tmp_path / "home").symlink_to("usr/home")
+    real, linked = tmp_path / "usr/home/texts", tmp_path / "home/texts"
+    (real / "a.txt").write_text("one")
+    (real / "b.json").write_text('["two", "three"]')
+    (real / "inner/c.txt").write_text("four")
+    (real / "other.txt").symlink_to("a.txt")
+    for name in ("a.txt", "b.json", ".", "*.txt", "**/*.txt", "inner"):
+        found, same = of_path(real / name), of_path(linked / name)
+        assert same.fingerprint == found.fingerprint and read(same) == read(found), name
+        monkeypatch.chdir(linked)
+        assert of_path(name).fingerprint == found.fingerprint, name
+    # A file of another name is another text, and one that is read twice is no text that is read once.
+    (real / "again").symlink_to("inner")
+    names = ("a.txt", "other.txt", "inner/*.txt", "*/c.txt", ".")
+    assert len({of_path(linked / name).fingerprint for name in names}) == len(names)
+
+
 # What is in them
 
 
