@@ -40,7 +40,7 @@ from common.console import end_with_parent, open_console, show_log
 from common.errors import SettingsError, first_line, format_value
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
-from common.text import flat, literal, quote, quoted_as_typed, seen_from_here
+from common.text import flat, hydra_quoted, literal, quote, quoted_as_typed, seen_from_here
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
 from sweeps.grid import SETTINGS, TEXTS, VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
@@ -325,8 +325,12 @@ def run_job(cfg: DictConfig) -> Any:
         cfg.wandb.group = cfg.wandb.group or os.environ.get("WANDB_RUN_GROUP") or literal(Path(own.sweep.dir).name)
         cfg.wandb.name = cfg.wandb.name or os.environ.get("WANDB_NAME") or literal(f"{number} {varied}")
         # The jobs of a sweep are compared: all have the threads of the first.
-        config = to_settings(cfg, parse_overrides(own.overrides.task))
-        loss = with_torch().train_or_plan(config, threads_of_sweep(Path(own.sweep.dir)))
+        try:
+            config = to_settings(cfg, parse_overrides(own.overrides.task))
+            loss = with_torch().train_or_plan(config, threads_of_sweep(Path(own.sweep.dir)))
+        except SettingsError as error:
+            is_search = own.runtime.choices["hydra/sweeper"] == "optuna"
+            raise (of_search(error, varied) if is_search else error) from error
         summary = None if cfg.dry_run else read_summary(folder)
         return summary.objective if summary else loss
     except Exception as error:
@@ -335,6 +339,17 @@ def run_job(cfg: DictConfig) -> Any:
         sentence = sentence_for(error) or explain(error)
         log.error("job %s failed: %s", number, sentence or error, exc_info=not sentence)
         raise
+
+
+def of_search(error: SettingsError, drawn: str) -> SettingsError:
+    """Return the error for a job of a search, whose values may not go together.
+
+    drawn: the overrides that the search chose.
+    """
+    if not {*drawn.split()} & {*error.problem.split()}:
+        return error
+    remedy = f"{error.remedy}; hydra.sweeper.custom_search_space draws what goes together, as docs/sweeps.md shows"
+    return SettingsError(error.fault, remedy, setting=error.setting, value=error.value)
 
 
 def empty_group(name: str) -> SettingsError:
@@ -401,6 +416,11 @@ def explain(error: BaseException) -> str | None:
         if found:
             groups = ", ".join(f"/{group}" for group in [*own, "hydra/launcher", "hydra/sweeper"])
             return f"{found.expand(meant)}: write - override /GROUP: OPTION, with one of {groups}."
+    if sentence.startswith("Sweeping over Hydra's configuration"):
+        override = sentence.partition(" : '")[2].removesuffix("'")
+        name, _, value = override.partition("=")
+        text = "" if "/" in name or "(" in value else f", or {hydra_quoted(name, value)} for a text with commas"
+        return f"{override} is several values, and all jobs have the same {name}: type one{text}."
     if sentence.startswith("Ambiguous value"):  # after --cfg alone
         return f"{sentence.split()[4]} has several values, and --cfg shows those of one job: type one of them."
     return sentence

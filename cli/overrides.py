@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ SWEEP = ("-m", "--multirun")
 FOLDER = ("--config-dir", "-cd")
 FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--config-file", "--cfg-file")  # of others
 SUFFIXES = (".yaml", ".yml", ".json", ".py")
-LOGS = ("output_subdir", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
+LOGS = ("output", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
 ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}")
+PATHS = ("data.path", "data.val_path", "init_from", "code")
 NUMBERS = (int, int | None, float, float | None, bool)
 
 
@@ -181,6 +183,13 @@ def in_shell(variable: re.Match[str]) -> str:
     return f"${name}" if default is None else f"${{{name}:-{default}}}"
 
 
+def is_there(name: str, value: str) -> bool:
+    """Return whether the value of a setting is the path of something, as it is typed."""
+    with suppress(OSError, SettingsError):  # a list may be too long for a name
+        return not {*value} & {*"\"'([{"} and user_path(name, value).exists()
+    return False
+
+
 def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
     """Raise SettingsError for arguments that Hydra would misread, or refuse less clearly."""
     hints = setting_hints(TrainConfig)
@@ -215,6 +224,9 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             raise SettingsError(f"{name}={value} is several values for one run", f"{remedy} to train with each")
         if is_sweep and name in GROUPS and "null" in value.split(","):
             raise SettingsError(f"{name}={value}: null is no option of {name}", "leave it out, or name an option")
+        if is_sweep and name in PATHS and "," in value and is_there(name, value):
+            quoted = shlex.quote(f"{name}={quote(value)}")
+            raise SettingsError(f"{name}={value} is several values", f"{quoted} is the file or folder of this name")
         if is_sweep and name in ("run_dir", "resume") and value not in NULLS:
             remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
             raise SettingsError(f"{name}={value} is for a single run", remedy)

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.command import FIRST, answer, described, first_sentence, help_text, setting_docs
-from cli.composition import compose_settings, explain, to_settings
+from cli.composition import compose_settings, explain, of_search, to_settings
 from cli.composition import register_schema as register
 from cli.hydra_command import group_options
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed, check_wandb_sweep
@@ -301,7 +301,13 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m; run_dir= names",
     **{
         f"hydra{name}": f"hydra{name} is for sweeps: leave it out: Hydra writes no file and no log of its own for a run"
-        for name in ("/job_logging=disabled", "/hydra_logging=none", ".output_subdir=null", ".verbose=true")
+        for name in (
+            "/job_logging=disabled",
+            "/hydra_logging=none",
+            ".output_subdir=null",
+            ".verbose=true",
+            ".output=false",
+        )
     },
     "run_dir=${oc.env:RUNS}/a": """type the value, or add -m; the shell puts in a variable: run_dir="$RUNS/a\"""",
     "seed=${oc.env:RANK,3}": """; the shell puts in a variable: seed="${RANK:-3}\"""",
@@ -328,6 +334,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "model=small,tiny": "model=small,tiny is several values for one run: add -m",
     "attention=sdpa,loop": "attention=sdpa,loop is several values for one run: add -m",
     "seed=1,2": "seed=1,2 is several values for one run: add -m",
+    "-m hydra.sweep.dir=a,b": """jobs have the same hydra.sweep.dir: type one, or 'hydra.sweep.dir="a,b"' for""",
+    "-m hydra/launcher=basic,joblib": "several values, and all jobs have the same hydra/launcher: type one.",
     "seed=1, -m": "cannot read the override 'seed=1,': put a value that has commas, ",
     "-m seed=rang(1,3)": "ranges are choice(2,4,8)",
     "-m optimizer.lr=zip(0.1,0.2)": "write the pairs as variants, as in 'hydra.sweeper.variants=[\"model.n_embd=64 ",
@@ -573,6 +581,30 @@ def test_powershell_which_divides_a_value_at_commas_is_answered_with_the_quotes_
             parse_overrides(typed)
         (remedy,) = re.findall('in PowerShell one with commas: "(.*)"', str(refused.value))
         assert parse_overrides([remedy]) == {typed[0].split("=")[0]: ",".join(typed[:2]).split("=")[1]}
+
+
+def test_a_job_of_a_search_whose_values_do_not_go_together_is_answered_with_a_space():
+    error = SettingsError("has no effect with attention=sdpa", "leave it out", setting="model.latent_size", value=8)
+    searched = of_search(error, "attention=sdpa model.latent_size=8")
+    assert str(searched).startswith(str(error).removesuffix(".") + "; hydra.sweeper.custom_search_space draws")
+    divided = SettingsError("model.n_head=3 does not divide model.n_embd=16", "choose 4")
+    assert "custom_search_space" in str(of_search(divided, "model.n_head=3"))
+    for drawn in ("", "model.n_head=4", "model.n_head=33 seed=2"):  # of all jobs, or of another setting
+        assert of_search(divided, drawn) is divided
+
+
+def test_a_file_whose_name_has_a_comma_is_quoted_in_a_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b.txt").write_text("text")
+    for typed in ("data.path=a,b.txt", "data.val_path=a,b.txt", "code=a,b.txt", f"init_from={tmp_path}/a,b.txt"):
+        name, _, value = typed.partition("=")
+        with pytest.raises(
+            SettingsError, match=re.escape(f"""'{name}="{value}"' is the file or folder of this name""")
+        ):
+            check_typed(parse_overrides([typed]), is_sweep=True)
+        check_typed(parse_overrides([typed]), is_sweep=False)
+    for typed in ("data.path=a,c.txt", 'data.path="a,b.txt"', "sample_prompt=a,b.txt", f"data.path=a,{'b' * 5000}"):
+        check_typed(parse_overrides([typed]), is_sweep=True)
 
 
 @pytest.mark.parametrize("script", ["train.py", "sample.py"])
