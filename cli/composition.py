@@ -417,7 +417,7 @@ def explain(error: BaseException) -> str | None:
             groups = ", ".join(f"/{group}" for group in [*own, "hydra/launcher", "hydra/sweeper"])
             return f"{found.expand(meant)}: write - override /GROUP: OPTION, with one of {groups}."
     if sentence.startswith("Sweeping over Hydra's configuration"):
-        override = sentence.partition(" : '")[2].removesuffix("'")
+        override = sentence.partition("supported")[2].lstrip(" :")[1:-1]
         name, _, value = override.partition("=")
         text = "" if "/" in name or "(" in value else f", or {hydra_quoted(name, value)} for a text with commas"
         return f"{override} is several values, and all jobs have the same {name}: type one{text}."

@@ -297,9 +297,21 @@ ALIASES = {
     **dict.fromkeys(
         (
             *("min_delta", "early_stopping_threshold", "early_stopping_delta", "early_stopping_min_delta"),
-            *("patience_delta", "stop_on_plateau"),
+            *("patience_delta", "stop_on_plateau", "early_stop_threshold", "stop_threshold", "loss_threshold"),
+            *("target_loss", "stop_loss", "divergence_threshold"),
         ),
         "patience: evaluations without a better loss, by however little; there is no threshold",
+    ),
+    **dict.fromkeys(
+        ("pruner", "pruning", "early_terminate", "hyperband", "asha", "median_stopping", "successive_halving"),
+        "patience: it ends a run by its own losses; docs/sweeps.md trains the best of short runs longer",
+    ),
+    **dict.fromkeys(
+        (
+            *("max_time", "max_train_time", "max_training_time", "train_time", "training_time", "time_limit", "time"),
+            *("time_budget", "max_duration", "max_runtime", "max_seconds", "max_hours", "max_train_hours"),
+        ),
+        "max_minutes: 60 for an hour of training",
     ),
     "reduce_lr_on_plateau": "schedule: the rate follows the step alone; patience=3 ends a run",
     "dtype": "precision",
@@ -312,6 +324,15 @@ ALIASES = {
     "amp": "precision: auto takes bf16 or fp16 where they are fast",
     "torch_compile": "compile: auto, on or off",
     "accelerator": "device",
+    **dict.fromkeys(
+        (
+            *("gpu", "gpus", "gpu_id", "gpu_ids", "gpu_index", "device_id", "device_ids", "devices", "cuda_device"),
+            *("n_gpu", "n_gpus", "num_gpus", "ngpus", "visible_devices", "cuda_visible_devices"),
+        ),
+        "device: cuda:1 is the second GPU; docs/hardware.md chooses several",
+    ),
+    **dict.fromkeys(("cuda", "use_cuda", "use_gpu"), "device: auto takes a GPU if there is one"),
+    **dict.fromkeys(("no_cuda", "use_cpu", "cpu", "cpu_only", "force_cpu"), "device: device=cpu"),
     **dict.fromkeys(
         ("threads", "num_threads", "n_threads", "nthreads", "cpu_threads", "torch_threads", "omp_num_threads"),
         "device: on a CPU OMP_NUM_THREADS=2 before the command sets the threads",
@@ -390,7 +411,11 @@ ALIASES = {
     "init_from": "checkpoint",
     "model": "checkpoint: a run's directory",
     **dict.fromkeys(("ckpt", "ckpt_dir", "checkpoint_path", "path"), "checkpoint"),
-    "output": "to results",
+    "output": "to results run_dir",
+    **dict.fromkeys(
+        ("save", "no_save", "save_model", "save_results", "no_output"),
+        "run_dir: each run fills a folder; dry_run=true writes none",
+    ),
     "output_file": "results to",
     **dict.fromkeys(("out", "out_path", "save_dir", "save_path", "export_dir"), "to results"),
     **dict.fromkeys(

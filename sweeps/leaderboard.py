@@ -149,6 +149,9 @@ def read_jobs(sweep: Path) -> list[Job]:
         for path in sweep.glob(f"*/**/{SUMMARY}"):
             folder = path.parent
             settings[folder] = settings_of_result(written_settings(folder))
+            if "model.attention" in settings[folder]:  # attention is short for it
+                others = {name: value for name, value in settings[folder].items() if not name.endswith("attention")}
+                settings[folder] = {"attention": settings[folder]["model.attention"]} | others
             own = [f"{name}={format_value(value)}" for name, value in settings[folder].items()]
             found[folder] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
 
@@ -160,8 +163,8 @@ def read_jobs(sweep: Path) -> list[Job]:
     jobs = []
     for folder in order:
         written = {name: shown(value) for name, value in settings[folder].items() if name in names}
-        if "attention" in written:  # short for model.attention
-            written["attention"] = shown(settings[folder].get("model.attention"))
+        if "attention" in written and "model.attention" in settings[folder]:  # for which it is short
+            written["attention"] = shown(settings[folder]["model.attention"])
         values = typed[folder] | written
         job = Job(
             folder,

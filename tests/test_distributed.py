@@ -542,3 +542,20 @@ def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(t
     step = int(output.split("stopped after step ")[1].split(";")[0])
     assert load_checkpoint(tmp_path / "run/checkpoints/last").meta.progress.step == step, errors
     assert [row["step"] for row in rows(tmp_path / "run") if "loss" in row] == list(range(1, step + 1))
+
+
+@pytest.mark.slow
+@in_proc
+def test_torchrun_outlives_its_terminal_under_nohup_if_it_leaves_that_signal_alone(text_file, tmp_path, monkeypatch):
+    """By default it ends all processes at SIGHUP, which nohup ignores."""
+    monkeypatch.setattr(f"{__name__}.TORCHRUN", [*TORCHRUN, "--signals-to-handle=SIGTERM,SIGINT"])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with torchrun(tmp_path, text_file) as process:
+            wait_for(tmp_path / "run/metrics.jsonl")
+            for pid in (*ranks_of(process), process.pid):
+                os.kill(pid, signal.SIGHUP)
+            wait_for(tmp_path / "run/checkpoints/step_40/meta.json")
+            assert process.poll() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

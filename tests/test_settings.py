@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 from conftest import settings_of, some
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import MissingConfigException
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -314,6 +316,10 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "model.n_head=many": "model.n_head=many is not a whole number",
     "max_steps=1.5": "max_steps=1.5 is not a whole number, or null",
     "checkpoint_interval=10m": "checkpoint_interval=10m is not a whole number of steps: correct it",
+    "gpu=0": "here it is device (cuda:1 is the second GPU; docs/hardware.md chooses several)",
+    "max_hours=1": "here it is max_minutes (60 for an hour of training)",
+    "pruner=median": "here it is patience (it ends a run by its own losses; docs/sweeps.md trains the best",
+    "output=false": "here it is run_dir",
     "save_every_minutes=10": "here it is checkpoint_interval (a number of steps; dry_run=true prints",
     "optimizer.lr=fast": "optimizer.lr=fast is not a number",
     "model.qk_norm=maybe": "model.qk_norm=maybe is not true or false",
@@ -334,8 +340,6 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "model=small,tiny": "model=small,tiny is several values for one run: add -m",
     "attention=sdpa,loop": "attention=sdpa,loop is several values for one run: add -m",
     "seed=1,2": "seed=1,2 is several values for one run: add -m",
-    "-m hydra.sweep.dir=a,b": """jobs have the same hydra.sweep.dir: type one, or 'hydra.sweep.dir="a,b"' for""",
-    "-m hydra/launcher=basic,joblib": "several values, and all jobs have the same hydra/launcher: type one.",
     "seed=1, -m": "cannot read the override 'seed=1,': put a value that has commas, ",
     "-m seed=rang(1,3)": "ranges are choice(2,4,8)",
     "-m optimizer.lr=zip(0.1,0.2)": "write the pairs as variants, as in 'hydra.sweeper.variants=[\"model.n_embd=64 ",
@@ -591,6 +595,18 @@ def test_a_job_of_a_search_whose_values_do_not_go_together_is_answered_with_a_sp
     assert "custom_search_space" in str(of_search(divided, "model.n_head=3"))
     for drawn in ("", "model.n_head=4", "model.n_head=33 seed=2"):  # of all jobs, or of another setting
         assert of_search(divided, drawn) is divided
+
+
+def test_several_values_of_a_setting_that_all_jobs_share_are_answered_with_one_or_with_quotes():
+    for typed, said in {
+        "hydra.sweep.dir=a,b": """same hydra.sweep.dir: type one, or 'hydra.sweep.dir="a,b"' for a text with commas.""",
+        "hydra.sweep.dir=choice(a,b)": "same hydra.sweep.dir: type one.",
+        "hydra/launcher=basic,joblib": "same hydra/launcher: type one.",
+    }.items():
+        with pytest.raises(HydraException) as raised:
+            override = OverridesParser.create().parse_overrides([typed])
+            ConfigLoaderImpl.validate_sweep_overrides_legal(override, RunMode.MULTIRUN, from_shell=True)
+        assert explain(raised.value) == f"{typed} is several values, and all jobs have the {said}"
 
 
 def test_a_file_whose_name_has_a_comma_is_quoted_in_a_sweep(tmp_path, monkeypatch):

@@ -242,6 +242,19 @@ def test_a_setting_that_nobody_typed_divides_a_row_where_its_file_has_changed(tm
     assert second[:2] == ["2", "0.5"] and second[-1] == "3.0000"
 
 
+def test_a_table_of_single_runs_has_their_attention_once(tmp_path):
+    """It had a column for model.attention, and one for attention, short for it."""
+    for name, form in {"a": "sdpa", "b": "linear"}.items():
+        (tmp_path / name).mkdir()
+        put_summary(tmp_path / name, val_bpb=1.0)
+        written = {"model": {"attention": form, "attention_window": None}, "attention": None, "seed": 1}
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(written))
+    assert [job.settings for job in read_jobs(tmp_path)] == [
+        {"attention": form, "model.attention_window": "null", "seed": "1"} for form in ("sdpa", "linear")
+    ]
+    assert markdown(read_jobs(tmp_path)).startswith("| attention | tokens | val bpb |")
+
+
 TYPED = {  # values as they may be typed, and as config.yaml has them
     "model.n_kv_head": ("null", None),
     "model.n_head": ("1", 1),
