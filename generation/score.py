@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -293,6 +293,9 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]
         data = prepared(source, meta.data) or prepare(
             source, tokenizer, encoding=checkpoint.tokenizer if given else None
         )
+        if data.fingerprint == meta.data and not same_tokens(data.tokenizer, checkpoint.tokenizer):
+            # Another version has made the tokens of the text anew, by a tokenizer of its own.
+            data = replace(prepare(source, tokenizer, encoding=checkpoint.tokenizer), fingerprint=meta.data)
     except DataError as error:
         raise DataError(f"the validation split of {path} cannot be read ({error.problem})", remedy) from error
     if not same_tokens(data.tokenizer, checkpoint.tokenizer):

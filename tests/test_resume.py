@@ -15,11 +15,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 from unittest import mock
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -34,8 +37,10 @@ from common.console import Signals, ending_signals, exit_on_signal
 from common.errors import SettingsError
 from common.files import is_locked
 from data.batches import TokenDataset
+from data.config import TokenizerConfig
 from data.prepare import prepare
-from generation.score import ScoringParams, score
+from data.tokenizer import same_tokens, train_bpe
+from generation.score import ScoringParams, score, validation_split
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, Progress, open_checkpoint, read_meta
 from runs.directory import LOGS, lock_run, written_settings
@@ -334,6 +339,32 @@ def test_a_copy_by_hard_links_keeps_its_measurements(tmp_path):
             file.write("three\n")
         assert (tmp_path / name).read_text() == "one\nthree\n"
         assert (tmp_path / f"copy of {name}").read_text() == "one\ntwo\n"
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_its_tokenizer_where_the_cache_has_that_of_another_version(config, tmp_path, monkeypatch):
+    """Its folder was removed and made again by a version whose bpe learns other tokens: the weights got their ids."""
+    config = replace(
+        config,
+        tokenizer=TokenizerConfig(name="bpe", vocab_size=280),
+        max_steps=4,
+        eval_interval=2,
+        checkpoint_interval=2,
+    )
+    train(config)
+    tokens = validation_split(open_checkpoint(config.run_dir))[1]
+    again = shutil.copytree(config.run_dir, tmp_path / "again", symlinks=True)
+    shutil.rmtree(again / "checkpoints/step_4")
+    shutil.rmtree(Path(config.data.cache_dir) / "tokens")
+    monkeypatch.setattr("data.tokenizer.train_bpe", partial(train_bpe, pattern=r"\w|\W+"))
+    others = prepare(config.data, config.tokenizer, log=Mock()).tokenizer
+    train(replace(config, resume=str(again)))
+    assert_same_run(config.run_dir, again)
+    saved = open_checkpoint(str(again))
+    assert not same_tokens(others, saved.tokenizer)
+    for checkpoint in (open_checkpoint(config.run_dir), saved):
+        _, found, notes = validation_split(checkpoint)
+        assert np.array_equal(found, tokens) and notes == []
 
 
 def test_a_run_had_the_default_of_a_setting_that_is_younger():

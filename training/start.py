@@ -29,7 +29,7 @@ from data.batches import Dataset, TokenDataset
 from data.prepare import TOLD_SHARE, learned_share, prepare, tokens_hash
 from data.tasks import TaskData
 from data.texts import Source
-from data.tokenizer import read_tokenizer
+from data.tokenizer import read_tokenizer, same_tokens
 from model.attention.check import moved_layer, refuse_leak, unreached
 from model.attention.code import explained
 from model.cpu import freed_memory_kept
@@ -155,10 +155,17 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
     if saved and saved.meta.data != data.fingerprint:
         check_settings(asdict(config), saved.meta, asdict(TrainConfig()), data.fingerprint)
-        if encoding is None and not config.data.is_task:
-            # The text has changed, as it may with allow_changes=true. The weights know the tokens of the old one.
-            encoding = read_tokenizer(saved.path / TOKENIZER)
+    if saved and encoding is None and isinstance(data, TokenDataset):
+        # The weights know the tokens of the checkpoint's tokenizer. The text may have changed, with allow_changes=true,
+        # or another version has made its tokens anew, by a tokenizer of its own.
+        own = read_tokenizer(saved.path / TOKENIZER)
+        is_same_text = saved.meta.data == data.fingerprint
+        if not is_same_text or not same_tokens(own, data.tokenizer):
+            encoding = own
             data = open_data(config, encoding, prepares=ranks.local_rank == 0)
+        if is_same_text and encoding:
+            log.warning("the tokens of the text are another tokenizer's by now: the run goes on with its own.")
+            saved = Saved(saved.path, replace(saved.meta, data=data.fingerprint))
     before = saved.meta if saved else pretrained_meta(config.init_from)
     if ranks.is_first:
         tell_learned(config, data, before.data if before else "")
