@@ -253,15 +253,15 @@ def is_free(name: str) -> bool:
 def earlier_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, Any], data: str | None) -> str | None:
     """Return what the steps of a resumed run had that later ones have not, None for nothing.
 
-    The end of a run counts, for the learning rate's schedule follows it, and so does the project's code. data: the
-    fingerprint of another text.
+    The end of a run counts, for the learning rate's schedule follows it, and so does its code. data: the fingerprint of
+    another text.
     """
     found = changed_settings(settings, saved, defaults)
     ends = ("max_steps", "max_minutes", "max_flops")
     had = [f"{name}={format_value(before)}" for name, (before, _) in found.items() if name in ends or not is_free(name)]
     had += ["another version of the text"] * (data is not None)
-    code = saved.computed_on.get("project_hash", PROJECT_HASH)
-    had += [f"project_hash={code}"] * (code != PROJECT_HASH)
+    code = saved.computed_on.get("project_hash")  # None before it was kept
+    had += [f"project_hash={format_value(code)}"] * (code != PROJECT_HASH)
     earlier = saved.progress.earlier_settings
     if not had:
         return earlier

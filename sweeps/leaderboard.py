@@ -270,6 +270,9 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
     if found is None and os.path.lexists(folder / SUMMARY):
         reason = reason or f"{SUMMARY} cannot be read"
     summary = found or Summary()
+    if found and summary.project_hash is None:  # before it was kept, the record for the page had the commit
+        commits = dict.fromkeys(note["commit"] for note in read_metrics(folder / RECORD) if note.get("commit"))
+        summary = replace(summary, project_hash=f"commit {', '.join(commits)}" if commits else None)
     # On a CPU the jobs share a process, whose allocator keeps the memory of earlier jobs.
     if summary.device == "cpu":
         summary = replace(summary, peak_memory_mb=None)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sweeping import ROOT, in_memory, put_job, run_here, tiny
+from sweeping import ROOT, cells, in_memory, put_job, run_here, tiny
 
 from common.errors import SettingsError
 from data.prepare import tokens_hash
@@ -302,3 +302,15 @@ def test_a_comparison_goes_on_with_its_code_alone_whatever_git_knows(tmp_path):
     (unpacked / "model/gpt.py").open("a").write("# another\n")
     other = compare(unpacked)
     assert other.returncode == 1 and " ran other code (commit=" in other.stderr and other.stderr.count("\n") == 1
+
+
+def test_runs_from_before_the_hash_was_kept_are_told_apart_by_their_commit(tmp_path):
+    """A row was the mean of three versions, without a word: only the record for the page has their commits."""
+    for seed, commits in enumerate((["aa11"], ["aa11"], ["bb22"], ["aa11", "bb22"], [])):
+        job = put_job(tmp_path, seed, f"seed={seed}", val_bpb=1.0 + seed)
+        notes = [{"step": 3 * number, "commit": commit} for number, commit in enumerate(commits)]
+        (job / "report.jsonl").write_text("".join(json.dumps(note) + "\n" for note in [*notes, {"step": 9}]))
+    text = markdown(read_jobs(tmp_path))
+    rows = {row[1]: row[0] for row in cells(text)[1:]}
+    assert rows == {"commit aa11": "0, 1", "commit bb22": "2", "commit aa11, bb22": "3", "–": "4"}
+    assert "The rows were computed by different code (project_hash)" in text
