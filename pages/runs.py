@@ -46,7 +46,7 @@ def run_page(directory: Path) -> str:
         "alone": {
             "samples": spread(samples, SAMPLES),
             "heads": spread(heads, MAPS),
-            "begun": [note for note in notes if "command" in note],
+            "begun": [note for note in notes if note.get("command")],
             "wanted": settings,
         },
     }

@@ -11,6 +11,11 @@ from typing import Any, Self
 import numpy as np
 
 LARGEST = 1e30  # figures in a file are smaller: pages and tables add up their squares
+# What may be null in a row with a figure that is always finite, as it was not.
+MAY_BE_NULL = {
+    "lr": {"loss", "grad_norm", "tokens_per_s"},
+    "val_tokens": {"val_loss", "val_bpb", "val_bpb_stderr", "val_accuracy"},
+}
 Row = dict[str, Any]
 """A line of metrics.jsonl: `step`, `tokens` and `seconds` so far, and measurements."""
 
@@ -97,16 +102,28 @@ def ratio_error(sums: np.ndarray, sizes: np.ndarray) -> float | None:
 
 def read_metrics(path: Path) -> list[Row]:
     """Return the rows of a metrics.jsonl, without truncated lines; [] if it is unreadable."""
-    rows = []
     content = b""
     with suppress(OSError):
         content = path.read_bytes() if path.is_file() else b""
-    for line in content.splitlines():
-        with suppress(ValueError, RecursionError):
-            row = json.loads(line)
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
-    return rows
+    rows = map(read_row, content.splitlines())
+    return [row for row in rows if row is not None]
+
+
+def read_row(line: bytes) -> Row | None:
+    """Return a line of metrics.jsonl; None for another one, such as a truncated one.
+
+    A program that has read the rows as a table, such as pandas, writes each with every name, and null where it has
+    none. These nulls are left out: ours are of figures that were not finite.
+    """
+    with suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if isinstance(row, dict) and is_number(row.get("step")) and row["step"] % 1 == 0:
+            row["step"] = int(row["step"])  # such a program may write 3.0
+            if row.keys() >= MAY_BE_NULL.keys():  # rows of steps and of evaluations have one of these each
+                ours = {name for mark, names in MAY_BE_NULL.items() if row[mark] is not None for name in names}
+                return {name: value for name, value in row.items() if value is not None or name in ours}
+            return row
+    return None
 
 
 def scalars(row: Row, levels: Sequence[str] = ("/layer_", "_head_")) -> Iterator[tuple[str, Any]]:

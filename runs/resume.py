@@ -1,7 +1,6 @@
 """Resuming: find a run, compare its settings, remove files newer than its checkpoint."""
 
 import logging
-import math
 import secrets
 import shlex
 from collections.abc import Callable, Collection
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from common.errors import CheckpointError, SettingsError, format_value, naming
-from common.files import UNFINISHED, is_locked, keep_copies, pointed, reading, remove, user_path
+from common.files import UNFINISHED, is_locked, keep_copies, pointed, reading, remove, replace_text, user_path
 from common.text import flat, hydra_quoted
 from runs.checkpoint import (
     OPTIMIZER,
@@ -25,7 +24,8 @@ from runs.checkpoint import (
     runs_by_age,
     verify_checkpoint,
 )
-from runs.directory import LOGS, OF_THIS_INVOCATION, open_log
+from runs.directory import LOGS, OF_THIS_INVOCATION, open_log, plain_file
+from runs.metrics import read_row
 from runs.origin import PROJECT_HASH
 from runs.summary import read_summary
 
@@ -278,9 +278,42 @@ def remove_leftovers(run: Path, saved: Saved | None) -> None:
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
         if int(checkpoint.name.removeprefix("step_")) > saved.meta.progress.step:
             checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))
-    logs = saved.meta.logs
     for name in LOGS:
         keep_copies(run / name)
-        if (run / name).exists() and (run / name).stat().st_size > logs.get(name, math.inf):
-            with open_log(run / name, "a") as file:
-                file.truncate(logs[name])
+        if (run / name).exists():
+            cut_log(run / name, saved.meta)
+
+
+def cut_log(file: Path, saved: Meta) -> None:
+    """Cut a log to what it had at a checkpoint: its size of then tells where.
+
+    If another program has written its rows anew, those up to the step of the checkpoint remain, each once.
+    """
+    # Do the steps of the rows before and after that place fit? train.log has none.
+    content = plain_file(file).read_bytes()
+    size = saved.logs.get(file.name, len(content))
+    step = saved.progress.step
+    rows = {}
+    end = 0
+    is_as_written = size <= len(content) or file.suffix != ".jsonl"
+    for line in content.splitlines(keepends=True) if file.suffix == ".jsonl" else ():
+        begin, end = end, end + len(line)
+        row = read_row(line)
+        if row is not None:
+            rows[line.strip()] = row
+            is_as_written &= row["step"] <= step if end <= size else row["step"] >= step and begin >= size
+    if is_as_written:
+        if len(content) > size:
+            with open_log(file, "a") as log_file:
+                log_file.truncate(size)
+        return
+
+    # Choose the rows by their steps. The evaluation of the last one may have come after the checkpoint.
+    last = step + (saved.progress.evaluated == step)
+    kept = [
+        line
+        for line, row in rows.items()
+        if row["step"] < last or (row["step"] == step and row.get("val_tokens", row.get("sample")) is None)
+    ]
+    log.warning("%s is not as this run wrote it: its rows up to step %d remain.", file, step)
+    replace_text(file, "".join(f"{line.decode()}\n" for line in kept))

@@ -44,6 +44,7 @@ from generation.score import ScoringParams, score, validation_split
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, Progress, open_checkpoint, read_meta
 from runs.directory import LOGS, lock_run, written_settings
+from runs.metrics import read_metrics
 from runs.origin import PROJECT_HASH
 from runs.resume import Saved, check_settings, earlier_settings, find_run, refuse_used, remove_leftovers
 from runs.summary import Summary, read_summary, write_summary
@@ -343,6 +344,36 @@ def test_a_copy_by_hard_links_keeps_its_measurements(tmp_path):
             file.write("three\n")
         assert (tmp_path / name).read_text() == "one\nthree\n"
         assert (tmp_path / f"copy of {name}").read_text() == "one\ntwo\n"
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda rows: [{name: row.get(name) for name in rows[0] | rows[3]} for row in rows],  # as pandas does
+        lambda rows: rows * 2,  # a merge by git that keeps both sides
+        lambda rows: [row | {"step": float(row["step"])} for row in reversed(rows)],
+    ],
+    ids=["as a table", "twice", "turned round"],
+)
+@pytest.mark.parametrize("separators", [None, (",", ":")], ids=["spaces", "compact"])
+def test_measurements_that_a_program_has_written_anew_are_cut_by_their_steps(tmp_path, caplog, rewrite, separators):
+    """They were cut at the size that they had at the checkpoint, within a row of an earlier or a later step."""
+    of_step = [{"step": step, "loss": 1 / step, "lr": 0.1} for step in (1, 2, 3, 4, 5)]
+    of_step[1]["loss"] = None  # not finite
+    evaluation = {"step": 3, "val_loss": 2.0, "val_tokens": 5}
+    rows = [of_step[0], *of_step[1:3], evaluation, *of_step[3:]]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for evaluated in (3, 0):
+        saved = Saved(tmp_path, Meta({}, Progress(step=3, evaluated=evaluated)))
+        kept = rows[: 4 if evaluated else 3]
+        saved.meta.logs["metrics.jsonl"] = sum(len(json.dumps(row)) + 1 for row in kept)
+        written = "".join(json.dumps(row, separators=separators) + "\n" for row in rewrite(rows))
+        file.write_text(written)
+        remove_leftovers(tmp_path, saved)
+        found = read_metrics(file)
+        assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, kept))
+        assert "metrics.jsonl is not as this run wrote it: its rows up to step 3 remain." in caplog.text
 
 
 @pytest.mark.slow
