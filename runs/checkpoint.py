@@ -15,8 +15,9 @@ import hashlib
 import json
 import logging
 import math
+import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -194,8 +195,11 @@ def write_checkpoint(
     """
     # An evaluated step is saved twice. The tensors are the same; meta.json gets the evaluation.
     if directory.exists():
-        meta.files = read_meta(directory).files
-        return replace_text(directory / "meta.json", as_json(meta))
+        before = read_meta(directory)
+        if before.progress.step == meta.progress.step:
+            meta.files = before.files
+            return replace_text(directory / "meta.json", as_json(meta))
+        set_aside(directory)  # a copy of another step, by another name
     directory.parent.mkdir(parents=True, exist_ok=True)
     with replacing(directory) as unfinished:
         unfinished.mkdir()
@@ -384,7 +388,7 @@ def find_checkpoints(where: str | None) -> list[Path]:
     folder = path / "checkpoints"
     with reading("checkpoint", where):
         linked = [pointed(folder / name) for name in ("best", "last") if (folder / name).exists()]
-        found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_by_step(folder))]
+        found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_to_try(folder))]
         if folder.is_dir() and not found:
             fault = "has saved no checkpoint yet"
             remedy = "wait for one, or give another run"
@@ -399,6 +403,24 @@ def checkpoints_by_step(checkpoints: Path) -> list[Path]:
     """Return the step_N in a folder of checkpoints, the latest first."""
     numbered = [path for path in checkpoints.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
     return sorted(numbered, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def checkpoints_to_try(checkpoints: Path) -> list[Path]:
+    """Return the step_N in a folder of checkpoints, the latest first, misnamed ones last."""
+    return sorted(checkpoints_by_step(checkpoints), key=is_misnamed)
+
+
+def is_misnamed(checkpoint: Path) -> bool:
+    """Return whether a folder step_N has the checkpoint of another step, as a copy by hand may."""
+    with suppress(CheckpointError, ValueError):
+        return int(checkpoint.name.removeprefix("step_")) != read_meta(checkpoint).progress.step
+    return False
+
+
+def set_aside(checkpoint: Path) -> None:
+    """Rename a checkpoint, damaged or misnamed, that stands where a run will write."""
+    kind = "misnamed" if is_misnamed(checkpoint) else "damaged"
+    checkpoint.replace(checkpoint.with_name(f"{kind}_{checkpoint.name}_{secrets.token_hex(2)}"))
 
 
 def runs_by_age(folders: Sequence[Path] = OUTPUTS) -> list[Path]:

@@ -1,7 +1,6 @@
 """Resuming: find a run, compare its settings, remove files newer than its checkpoint."""
 
 import logging
-import secrets
 import shlex
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -17,11 +16,13 @@ from runs.checkpoint import (
     WEIGHTS,
     Meta,
     checkpoints_by_step,
+    checkpoints_to_try,
     first_intact,
     read_meta,
     readable,
     refuse_unknown,
     runs_by_age,
+    set_aside,
     verify_checkpoint,
 )
 from runs.directory import LOGS, OF_THIS_INVOCATION, open_log, plain_file
@@ -156,7 +157,7 @@ def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = lo
     say: logs the problems of damaged ones.
     """
     with naming("resume", str(run)):
-        return first_intact(checkpoints_by_step(run / "checkpoints"), read, say)
+        return first_intact(checkpoints_to_try(run / "checkpoints"), read, say)
 
 
 def newest_intact(run: Path) -> Saved:
@@ -274,10 +275,10 @@ def remove_leftovers(run: Path, saved: Saved | None) -> None:
         remove(leftover)
     if not saved:
         return
-    # Later checkpoints are damaged, or the run would resume from one.
+    # Later checkpoints are damaged or of other steps, or the run would resume from one.
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
         if int(checkpoint.name.removeprefix("step_")) > saved.meta.progress.step:
-            checkpoint.replace(checkpoint.with_name(f"damaged_{checkpoint.name}_{secrets.token_hex(2)}"))
+            set_aside(checkpoint)
     for name in LOGS:
         keep_copies(run / name)
         if (run / name).exists():

@@ -42,11 +42,19 @@ from data.prepare import prepare
 from data.tokenizer import same_tokens, train_bpe
 from generation.score import ScoringParams, score, validation_split
 from model.size import flops_per_token, without_weights
-from runs.checkpoint import Meta, Progress, open_checkpoint, read_meta
+from runs.checkpoint import Meta, Progress, find_checkpoints, open_checkpoint, read_meta, write_checkpoint
 from runs.directory import LOGS, lock_run, written_settings
 from runs.metrics import read_metrics
 from runs.origin import PROJECT_HASH
-from runs.resume import Saved, check_settings, earlier_settings, find_run, refuse_used, remove_leftovers
+from runs.resume import (
+    Saved,
+    check_settings,
+    earlier_settings,
+    find_run,
+    newest_intact,
+    refuse_used,
+    remove_leftovers,
+)
 from runs.summary import Summary, read_summary, write_summary
 from train import train
 from training.config import OptimizerConfig, TrainConfig
@@ -374,6 +382,31 @@ def test_measurements_that_a_program_has_written_anew_are_cut_by_their_steps(tmp
         found = read_metrics(file)
         assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, kept))
         assert "metrics.jsonl is not as this run wrote it: its rows up to step 3 remain." in caplog.text
+
+
+def test_a_copy_of_a_checkpoint_by_another_number_is_neither_gone_on_from_nor_written_over(tmp_path):
+    """A copy step_99 of step 2 was the latest: the run went on from it, and called step_4 damaged."""
+    folder = tmp_path / "checkpoints"
+
+    def write(step: int) -> None:
+        meta = Meta({}, Progress(step=step))
+        write_checkpoint(folder / f"step_{step}", {"weight": torch.full((1,), float(step))}, {}, meta, None)
+
+    def weight(name: str) -> float:
+        return safetensors.torch.load_file(folder / name / "model.safetensors")["weight"].item()
+
+    for step in (2, 4):
+        write(step)
+    for name in ("step_99", "step_7", "step_002_kept"):
+        shutil.copytree(folder / "step_2", folder / name)
+    saved = newest_intact(tmp_path)
+    assert saved.path.name == "step_4" and find_checkpoints(str(tmp_path))[0].name == "step_4"
+    write(7)  # by a run that went on while somebody made the copy
+    assert weight("step_7") == 7.0 and read_meta(folder / "step_7").progress.step == 7
+    shutil.rmtree(folder / "step_7")
+    remove_leftovers(tmp_path, saved)
+    names = sorted(re.sub("_[0-9a-f]{4}$", "", path.name) for path in folder.iterdir())
+    assert names == ["misnamed_step_7", "misnamed_step_99", "step_002_kept", "step_2", "step_4"]
 
 
 @pytest.mark.slow
