@@ -3,6 +3,7 @@
 runs/resume.py finds the directory of an earlier run.
 """
 
+import json
 import logging
 import secrets
 from contextlib import ExitStack, suppress
@@ -15,7 +16,7 @@ from typing import IO, Any
 import yaml
 
 from common.errors import SettingsError
-from common.files import locked, user_path
+from common.files import locked, pointed, user_path
 from common.text import flat
 
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
@@ -40,6 +41,14 @@ def written_settings(run: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
         if file.is_file():
             return flat(yaml.load(file.read_text(encoding="utf-8"), YAML))
+    return {}
+
+
+def trained_settings(run: Path) -> dict[str, Any]:
+    """Return the settings in a run's last checkpoint by dotted names; none without one."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        meta = pointed(run / "checkpoints" / "last") / "meta.json"
+        return flat(json.loads(meta.read_bytes())["config"]) if meta.is_file() else {}
     return {}
 
 

@@ -20,13 +20,14 @@ from hydra.errors import HydraException
 
 from common.errors import format_value, os_error_reason
 from common.files import is_locked, replace_text
-from common.text import duration, plural, si, visible
+from common.text import duration, flat, plural, si, visible
 from pages.kit import fill_page
 from pages.runs import RECORD, describe_run, headline, longest_curves
-from runs.directory import settings_of_result, written_settings
+from runs.directory import settings_of_result, trained_settings, written_settings
 from runs.metrics import is_number, read_metrics
 from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
+from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
 PAGE = "report.html"
@@ -112,6 +113,8 @@ class Job:
     """All settings in its config.yaml; none if there is no such file."""
     repeats: list[str] = field(default_factory=list)
     """The names of jobs that have the same settings, seed and code, and are left out."""
+    edited: dict[str, str] = field(default_factory=dict)
+    """Settings in its config.yaml with which it was not trained, as that was edited."""
 
     @property
     def status(self) -> str:
@@ -144,11 +147,12 @@ def read_jobs(sweep: Path) -> list[Job]:
     """
     # Read the records of the jobs, by folder.
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
-    settings = {folder: written_settings(folder) for folder in found}
+    edited: dict[Path, dict[str, str]] = {}
+    settings = {folder: settings_of(folder, edited) for folder in found}
     if not found:
         for path in sweep.glob(f"*/**/{SUMMARY}"):
             folder = path.parent
-            settings[folder] = settings_of_result(written_settings(folder))
+            settings[folder] = settings_of_result(settings_of(folder, edited))
             if "model.attention" in settings[folder]:  # attention is short for it
                 others = {name: value for name, value in settings[folder].items() if not name.endswith("attention")}
                 settings[folder] = {"attention": settings[folder]["model.attention"]} | others
@@ -173,9 +177,27 @@ def read_jobs(sweep: Path) -> list[Job]:
             summary_of(folder, found[folder].reason, is_going_on),
             derived={name: value for name, value in typed[folder].items() if "${" in value and name in names},
             resolved=settings[folder],
+            edited=edited.get(folder, {}),
         )
         jobs.append(job)
     return distinct(jobs)
+
+
+def settings_of(folder: Path, edited: dict[Path, dict[str, str]]) -> dict[str, Any]:
+    """Return the settings of a run by dotted names; none if it has no readable config.yaml.
+
+    Those that came later than the run have their defaults. A finished run has those of its last checkpoint, whatever
+    became of its config.yaml: `edited` gets what that has in their place.
+    """
+    written = written_settings(folder)
+    if not written:
+        return {}
+    summary = read_summary(folder)
+    trained = trained_settings(folder) if summary and summary.status == "finished" else {}
+    settings = flat(asdict(TrainConfig())) | (trained or written)
+    others = {name: shown(value) for name, value in settings_of_result(written).items()}
+    edited[folder] = {name: value for name, value in others.items() if value != shown(settings.get(name))}
+    return settings
 
 
 def name_and_value(override: str) -> tuple[str, str]:
@@ -384,8 +406,8 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
     best = min(range(len(shown)), key=lambda place: cost(shown[place], result), default=0)
 
     # The headline has the settings that all runs share, and a few values of each that varies.
-    first = groups[0][0].directory
-    settings = written_settings(first)
+    first = groups[0][0]
+    settings = dict(first.resolved)
     for name in swept:
         given = [*dict.fromkeys(run["settings"].get(name, "–") for run in runs)]
         settings[name] = ", ".join(given[:4]) + ", …" * (len(given) > 4)
@@ -398,7 +420,7 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
         "repeated": [name for job in jobs for name in job.repeats],
         "columns": COLUMNS,
     }
-    return fill_page("runs.html", headline(settings, read_metrics(first / RECORD)), data)
+    return fill_page("runs.html", headline(settings, read_metrics(first.directory / RECORD)), data)
 
 
 def markdown(jobs: list[Job]) -> str:
@@ -429,6 +451,10 @@ def markdown(jobs: list[Job]) -> str:
             "",
             f"Left out, for the settings and the seed of another job: {plural(len(repeated), 'job')} ({names}).",
         ]
+    for job in [job for job in jobs if job.edited][:5]:
+        now = ", ".join(f"{name}={value}" for name, value in job.edited.items())
+        line = f"config.yaml of {job.name} has {now}, with which it was not trained: the table has its own settings."
+        lines += ["", literal_markdown(line)]
     if "project_hash" in swept:
         lines += ["", "The rows were computed by different code (project_hash): compare only those of the same."]
     for name, fact in VERSIONS.items():

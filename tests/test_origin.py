@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sweeping import ROOT, cells, in_memory, put_job, run_here, tiny
+import yaml
+from sweeping import ROOT, cells, in_memory, put_job, put_summary, run_here, tiny
 
 from common.errors import SettingsError
 from data.prepare import tokens_hash
@@ -314,3 +315,34 @@ def test_runs_from_before_the_hash_was_kept_are_told_apart_by_their_commit(tmp_p
     rows = {row[1]: row[0] for row in cells(text)[1:]}
     assert rows == {"commit aa11": "0, 1", "commit bb22": "2", "commit aa11, bb22": "3", "–": "4"}
     assert "The rows were computed by different code (project_hash)" in text
+
+
+def test_a_table_has_the_settings_that_a_finished_run_was_trained_with(tmp_path):
+    """config.yaml was edited, as for the next run: the table had a rate that no run had, or lost a seed."""
+    for seed in (1, 2):
+        job = put_job(tmp_path, seed, f"seed={seed}", val_bpb=1.0 + seed, seed=seed)
+        settings = {"seed": seed, "optimizer": {"lr": 0.02}, "max_steps": 10}
+        (job / "config.yaml").write_text(yaml.safe_dump(settings))
+        (job / "checkpoints/step_10").mkdir(parents=True)
+        (job / "checkpoints/step_10/meta.json").write_text(json.dumps({"config": settings}))
+        (job / "checkpoints/last").symlink_to("step_10")
+    before = markdown(read_jobs(tmp_path))
+    assert cells(before)[1][0] == "1, 2"
+    file = tmp_path / "1/config.yaml"
+    file.write_text(yaml.safe_dump({"seed": 2, "optimizer": {"lr": 0.5}, "max_steps": 10, "data": {"path": "b.txt"}}))
+    said = "config.yaml of 1 has data.path=b.txt, optimizer.lr=0.5, seed=2, with which it was not trained"
+    assert cells(markdown(read_jobs(tmp_path))) == cells(before) and said in markdown(read_jobs(tmp_path))
+    assert [job.resolved["optimizer.lr"] for job in read_jobs(tmp_path)] == [0.02, 0.02]
+    # Of a run that goes on, config.yaml has what was typed last.
+    put_summary(tmp_path / "1", status="stopped")
+    assert [job.resolved["optimizer.lr"] for job in read_jobs(tmp_path)] == [0.5, 0.02]
+
+
+def test_a_setting_that_came_later_than_a_run_has_its_default_in_the_table(tmp_path):
+    """Rows were divided, and called of different texts, by settings that the older runs could not have."""
+    for number, settings in enumerate(({"seed": 1}, {"seed": 2, "freeze": None, "data": {"val_path": None}})):
+        (tmp_path / f"{number}").mkdir()
+        put_summary(tmp_path / f"{number}", seed=settings["seed"])
+        (tmp_path / f"{number}/config.yaml").write_text(yaml.safe_dump(settings))
+    text = markdown(read_jobs(tmp_path))
+    assert cells(text)[0][0] == "seed" and cells(text)[1][0] == "1, 2" and "different texts" not in text
