@@ -131,8 +131,11 @@ class Comparison:
             raise SettingsError(problem, "read its decide.md")
         jobs = recorded_jobs(folder)
         if not jobs:
-            problem = f"{folder} holds no sweep (no job.json in its folders)"
-            raise SettingsError(problem, "give the folder that -m made")
+            problem, remedy = f"{folder} holds no sweep (no job.json in its folders)", "give the folder that -m made"
+            if (folder / "leaderboard.csv").is_file():
+                problem = f"{folder / 'leaderboard.csv'} is no table that a sweep has written"
+                remedy = "give it as that wrote it; a spreadsheet may have put semicolons or decimal commas into it"
+            raise SettingsError(problem, remedy)
         names = variants(jobs)
         self.baseline = names[0]
         steps = jobs[0].settings.get("max_steps", "")

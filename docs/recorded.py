@@ -17,18 +17,26 @@ def recorded_jobs(sweep: Path) -> list[Job]:
     jobs = read_jobs(sweep)
     if jobs:
         return jobs
-    # The columns are the job, the swept settings and the fields of Summary; an empty cell has no value. Settings of the
-    # names of fields, device and seed, are settings if they stand before the first field.
-    table = sweep / "leaderboard.csv"
-    with suppress(OSError, LookupError, ValueError, csv.Error), table.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
+    # A program that has saved the table again may have put a mark or a column before the first one, and empty rows at
+    # the end.
+    with suppress(OSError, LookupError, ValueError, csv.Error):
+        with (sweep / "leaderboard.csv").open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            rows = [{name: text for name, text in row.items() if text} for row in reader]
         names = [*(reader.fieldnames or [])]
-        swept = names[1 : names.index("status")]
-        for row in reader:
-            known = {name: text for name, text in row.items() if text}
-            settings = {name: known[name] for name in swept if name in known}
-            figures = {each: float(known[each]) for each in NUMBERS if each in known and each != "seed"}
-            texts: Any = {each: known.get(each) for each in TEXTS}
-            summary = Summary(status=known["status"], **(texts | figures))
-            jobs.append(Job(sweep / known["job"], known["job"], settings, summary))
+        swept = names[names.index("job") + 1 : names.index("status")]
+        jobs = [recorded_job(sweep, row, swept) for row in rows if row]
     return distinct(sorted(jobs, key=lambda job: (len(job.name), job.name)))
+
+
+def recorded_job(sweep: Path, row: dict[str, str], swept: list[str]) -> Job:
+    """Return the job of a row of leaderboard.csv, whose cells are those with a value.
+
+    The columns are the job, the swept settings and the fields of Summary. Settings of the names of fields, device and
+    seed, are settings if they stand before the first field.
+    """
+    settings = {name: row[name] for name in swept if name in row}
+    figures = {each: float(row[each]) for each in NUMBERS if each in row and each != "seed"}
+    texts: Any = {each: row.get(each) for each in TEXTS}
+    summary = Summary(status=row["status"], **(texts | figures))
+    return Job(sweep / row["job"], row["job"], settings, summary)

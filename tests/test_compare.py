@@ -248,6 +248,28 @@ def test_variants_are_named_alike_from_a_folder_and_from_its_table(tmp_path):
     assert variants([]) == []
 
 
+def test_a_table_that_another_program_has_saved_is_the_same_or_refused(tmp_path):
+    """pandas puts an index before it, which told the seeds apart; after a cell that is no number the rest was lost."""
+    for seed in (1, 2):
+        put_job(tmp_path / "all", seed, "attention=sdpa", f"seed={seed}", val_bpb=seed + 0.5)
+    write_leaderboard(tmp_path / "all")
+    (tmp_path / "kept").mkdir()
+
+    def read(*lines: str) -> list[tuple[dict, float | None]]:
+        (tmp_path / "kept/leaderboard.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return [(job.settings, job.summary.val_bpb) for job in recorded_jobs(tmp_path / "kept")]
+
+    names, first, second = (tmp_path / "all/leaderboard.csv").read_text().splitlines()
+    assert read(names, first, second) == [({"seed": "1"}, 1.5), ({"seed": "2"}, 2.5)]
+    assert read("," + names, "0," + first, "1," + second) == read(names, first, second)
+    assert read("\ufeff" + names, first, second, "," * names.count(",")) == read(names, first, second)
+    commas = [line.replace(",", ";").replace(".", ",") for line in (names, first, second)]
+    for lines in (commas, [names, first, second.replace("2.5", "n/a")]):
+        assert read(*lines) == []
+        with pytest.raises(SettingsError, match="is no table that a sweep has written: give it as that wrote it"):
+            compare(tmp_path / "kept")
+
+
 def test_a_device_that_is_swept_tells_variants_apart_in_a_table_that_is_left_too(tmp_path):
     for number, (device, seed) in enumerate((device, seed) for device in ("cpu", "cuda") for seed in (1, 2, 3)):
         figures = {"device": device, "seed": seed, "val_bpb": 1 + 0.1 * (device == "cuda") + 0.01 * seed**2}
@@ -333,5 +355,7 @@ def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):
         compare(tmp_path / "two")
     (tmp_path / "recorded").mkdir()
     (tmp_path / "recorded/leaderboard.csv").write_text('"' + "a" * 200_000)  # more than the csv module reads
-    with pytest.raises(SettingsError, match="holds no sweep"):
+    with pytest.raises(SettingsError, match="is no table that a sweep has written: give it as that wrote it"):
         compare(tmp_path / "recorded")
+    with pytest.raises(SettingsError, match="holds no sweep"):
+        compare(tmp_path / "nothing")
