@@ -34,7 +34,7 @@ from common.files import os_errors_named, user_path
 from common.machine import processors
 from common.settings import TEXT_KINDS, setting_hints
 from common.text import flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
-from runs.directory import lock_run, settings_of_result, written_settings
+from runs.directory import lock_run, settings_of_result, trained_settings, written_settings
 from runs.origin import PROJECT_HASH
 from runs.summary import fail_job, overrides_of_job, read_job, read_summary
 from sweeps.compositions import Compositions, writable
@@ -528,8 +528,8 @@ def combinations(overrides: Iterable[Override]) -> list[list[str]]:
 
 
 def other_settings(folder: Path, planned: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of a run's settings that are not as planned, {name: value}."""
-    ran = written_settings(folder)
+    """Return the values of a finished run's settings that are not as planned, {name: value}."""
+    ran = trained_settings(folder) or written_settings(folder)
     alike = (name for name in planned if name not in OF_A_JOB and name in ran)
     return {name: shown(ran[name]) for name in alike if shown(ran[name]) != shown(planned[name])}
 

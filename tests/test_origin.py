@@ -19,7 +19,7 @@ from common.errors import SettingsError
 from data.prepare import tokens_hash
 from runs.origin import PACKAGES, PROJECT_HASH, commit, commit_of, hash_of_code
 from runs.summary import read_summary
-from sweeps.grid import Grid
+from sweeps.grid import Grid, other_settings
 from sweeps.leaderboard import VERSIONS, markdown, read_jobs, write_leaderboard
 from train import train
 from training.config import TrainConfig
@@ -333,6 +333,7 @@ def test_a_table_has_the_settings_that_a_finished_run_was_trained_with(tmp_path)
     said = "config.yaml of 1 has data.path=b.txt, optimizer.lr=0.5, seed=2, with which it was not trained"
     assert cells(markdown(read_jobs(tmp_path))) == cells(before) and said in markdown(read_jobs(tmp_path))
     assert [job.resolved["optimizer.lr"] for job in read_jobs(tmp_path)] == [0.02, 0.02]
+    assert other_settings(tmp_path / "1", {"optimizer.lr": 0.02, "seed": 1}) == {}
     # Of a run that goes on, config.yaml has what was typed last.
     put_summary(tmp_path / "1", status="stopped")
     assert [job.resolved["optimizer.lr"] for job in read_jobs(tmp_path)] == [0.5, 0.02]
