@@ -150,15 +150,16 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     if saved:
         check_settings(asdict(config), saved.meta, asdict(TrainConfig()))
     config, copy_pretrained, encoding = open_pretrained(config)
-    if saved and saved.meta.own_tokenizer:
-        encoding = read_tokenizer(saved.path / TOKENIZER)
+    own = None
+    if saved and not config.data.is_task:  # rank 0 reads it: another machine may not have the checkpoint
+        own = ranks.broadcast_object(read_tokenizer(saved.path / TOKENIZER) if ranks.is_first else None)
+        encoding = own if saved.meta.own_tokenizer else encoding
     data = open_data(config, encoding, prepares=ranks.local_rank == 0)
     if saved and saved.meta.data != data.fingerprint:
         check_settings(asdict(config), saved.meta, asdict(TrainConfig()), data.fingerprint)
-    if saved and encoding is None and isinstance(data, TokenDataset):
+    if saved and own and encoding is None and isinstance(data, TokenDataset):
         # The weights know the tokens of the checkpoint's tokenizer. The text may have changed, with allow_changes=true,
         # or another version has made its tokens anew, by a tokenizer of its own.
-        own = read_tokenizer(saved.path / TOKENIZER)
         is_same_text = saved.meta.data == data.fingerprint
         if not is_same_text or not same_tokens(own, data.tokenizer):
             encoding = own
