@@ -204,6 +204,18 @@ def rotate(x: Float[Tensor, "... H T D"], rotation: Float[Tensor, "... T half 2"
     return turned if turned.dtype == x.dtype else turned.to(x.dtype)
 
 
+def check_rotation(rotation: Float[Tensor, "*lead half 2"], x: Float[Tensor, "B H T D"]) -> None:
+    """Raise ValueError unless the rotations are of positions (T,) or (B, 1, T).
+
+    Others would be broadcast: (B, T) is (H, T) where there are as many texts as heads.
+    """
+    B, H, T, _ = x.shape
+    *lead, tokens = rotation.shape[:-2]
+    if tokens != T or lead not in ([], [1, 1], [1, H], [B, 1], [B, H]):
+        problem = f"rotations of positions {(*lead, tokens)} do not fit {B} x {T} tokens"
+        raise ValueError(f"{problem}: make them of positions ({T},), or of ({B}, 1, {T}), anew for each pass.")
+
+
 def turn(pairs: Pairs, rotation: Float[Tensor, "... T half 2"]) -> Pairs:
     """Multiply a + ib by cos + i·sin, which has the four products of rotate().
 

@@ -75,6 +75,32 @@ def test_rotations_set_in_a_hook_are_positions_of_ones_own():
     assert not torch.allclose(gpt(tokens[:, positions]), wanted)
 
 
+@torch.no_grad()
+def test_positions_of_each_text_its_own_have_an_axis_for_heads(unchecked):
+    """With as many texts as heads they were taken for those of each head, without a word."""
+    gpt, tokens = random_gpt(n_head=4, attention="sdpa/mla"), torch.randint(61, (4, 6))
+    positions = torch.randint(48, (4, 1, 6))
+
+    def read(tokens, positions, **kwargs):
+        def place(block, arguments):
+            arguments[1].rotations = {rope: rope.cos_sin(positions) for rope in gpt.ropes}
+
+        hook = gpt.blocks[0].register_forward_pre_hook(place)
+        try:
+            return gpt(tokens, **kwargs)
+        finally:
+            hook.remove()
+
+    assert len(gpt.ropes) == 2
+    alone = torch.cat([read(text[None], own[0]) for text, own in zip(tokens, positions, strict=True)])
+    close(read(tokens, positions), alone)
+    for wrong in (positions[:, 0], positions[0, :, :1], positions[:2], torch.arange(5), positions[:, None]):
+        with pytest.raises(ValueError, match=r"do not fit 4 x 6 tokens: make them of positions \(6,\), or of \(4, 1, "):
+            read(tokens, wrong)
+    with pytest.raises(ValueError, match="rotations of positions \\(6,\\) do not fit 4 x 1 tokens.*anew for each pass"):
+        read(tokens[:, :1], torch.arange(6), cache=KVCache(8))
+
+
 @pytest.mark.parametrize("given", ["doc_starts", "cache", "rotations", "shared"])
 def test_what_a_pass_sets_in_its_context_is_not_taken_from_a_caller_unnoticed(given):
     gpt, tokens = random_gpt(), torch.randint(61, (1, 5))

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from model.attention.masks import check_starts
 from model.cache import DocStarts, KVCache, Tokens
-from model.rope import Rope
+from model.cpu import is_eager
+from model.rope import Rope, check_rotation
 
 
 class AttentionContext:
@@ -35,7 +36,7 @@ class AttentionContext:
                 any case. Forms and modifiers that accumulate or shift the past accept doc_starts only.
     doc_starts  the position of the first token of each token's text, counted as the cache counts positions: from the
                 first token that it has read. Earlier tokens are hidden: another document, or padding on the left.
-    rotations   Rope.cos_sin() of the positions, of any leading shape: (B, 1, T, D/2, 2) gives each text its own.
+    rotations   Rope.cos_sin() of the positions; (B, 1, T, D/2, 2) gives each text its own.
     loss        auxiliary, in nats summed over tokens; layers add to it.
     device      the type of device for which executors are chosen: dry_run plans for one that is not there.
     learns      whether the pass records gradients.
@@ -108,10 +109,14 @@ class AttentionContext:
         """Return Rope.cos_sin() of the present positions, (…, T, D/2, 2).
 
         They are in `rotations`, or made here. The GPT makes them once for all layers, but does not know a Rope that a
-        person gives a layer later.
+        person gives a layer later. Raises ValueError for rotations of other positions than the tokens'.
         """
         made = self.rotations.get(rope)
-        return rope.table(x, self.past) if made is None else made
+        if made is None:
+            return rope.table(x, self.past)
+        if x.ndim == 4 and is_eager():  # heads; the one token of model/row.py has the GPT's
+            check_rotation(made, x)
+        return made
 
     def layer_cache(self, layer_idx: int) -> dict[str, Tensor]:
         """Return the cache's tensors of a layer, to read and to write.
