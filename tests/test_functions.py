@@ -357,6 +357,9 @@ def test_masks_that_are_no_tensors_of_numbers_are_refused_with_what_says_the_sam
             layer("sdpa")(torch.randn(1, 3, 32), AttentionContext(mask=odd))
     with pytest.raises(ValueError, match=r"mask is of type ndarray: make a tensor of it, torch.tensor\(mask\)"):
         padding_mask(causal_mask(3, 5).numpy())
+    for other in (torch.ones(5), torch.ones(2, 3, 5)):
+        with pytest.raises(ValueError, match=r"needs the shape \(B, S\): give one text's as mask\[None\]"):
+            padding_mask(other)
     wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(3, 5))
     for remedy in ({"is_causal": True}, {"mask": causal_mask(3, 5)}):
         close(FORMS["matmul"](q, k, v, **remedy), wanted)

@@ -29,8 +29,15 @@ def causal_mask(
 
 
 def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S"]:
-    """Shape a tokenizer's mask, 1 for a token and 0 for padding, for every head and query."""
-    return as_bool(attention_mask)[:, None, None, :]
+    """Shape a tokenizer's mask, 1 for a token and 0 for padding, for every head and query.
+
+    Raises ValueError for a mask that is none of texts and tokens.
+    """
+    mask = as_bool(attention_mask)
+    if mask.ndim != 2:
+        remedy = "give one text's as mask[None], and a mask of queries and keys to the layer itself"
+        raise ValueError(f"attention_mask {tuple(mask.shape)} needs the shape (B, S): {remedy}.")
+    return mask[:, None, None, :]
 
 
 def document_mask(doc_starts: Int[Tensor, "B T"], S: int) -> Bool[Tensor, "B 1 T S"]:
