@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import close, first_of, random_gpt
+from torch.distributed import pipelining
 
 from model.attention import FORMS, MODIFIERS, SETTINGS
 
@@ -125,3 +126,22 @@ def test_a_compiled_model_reads_texts_of_every_length(name):
     for tokens in texts.values():
         close(compiled(tokens), gpt(tokens), atol=1e-4)
     torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_stages_of_a_pipeline_compute_the_model_and_a_tied_weight_is_two_of_them(tied):
+    gpt, tokens = random_gpt(tie_embeddings=tied), torch.randint(61, (2, 30))
+    cut = pipelining.pipeline(gpt, mb_args=(tokens,), split_spec={"blocks.1": pipelining.SplitPoint.BEGINNING})
+    first, last = cut.get_stage_module(0), cut.get_stage_module(1)
+    logits = last(*first(tokens))
+    close(logits, gpt(tokens))
+
+    logits.square().mean().backward()
+    gpt(tokens).square().mean().backward()
+    embedding, head = first.token_embedding.weight.grad, last.lm_head.weight.grad
+    if tied:
+        close(embedding + head, gpt.lm_head.weight.grad)
+    else:
+        close(embedding, gpt.token_embedding.weight.grad)
+        close(head, gpt.lm_head.weight.grad)
