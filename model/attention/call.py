@@ -267,6 +267,8 @@ def dense(
     """
     q = call.q
     H, T = q.shape[-3:-1]
+    # Before a sink's key joins them: torch.export knows which of 8T and 16T is less, and not of 8(T + 1) and 16(T + 1).
+    call = call._replace(k=repeat_heads(call.k, H), v=repeat_heads(call.v, H))
     laid = with_matrices(call, index, sink_in_front)
     S = laid.k.shape[-2]
     mask = laid.mask
@@ -280,10 +282,8 @@ def dense(
     if mask is not None and may_see_none:
         has_keys = mask.any(-1, keepdim=True)
         mask = mask | ~has_keys
-    k = repeat_heads(laid.k, H)
-    v = repeat_heads(laid.v, H)
     faded = None if laid.faded is None else repeat_heads(laid.faded, H)
-    return laid._replace(k=k, v=v, faded=faded, mask=mask, is_causal=False), has_keys
+    return laid._replace(faded=faded, mask=mask, is_causal=False), has_keys
 
 
 def repeat_heads(x: Shaped[Tensor, "*lead Hkv S D"], H: int) -> Shaped[Tensor, "*lead {H} S D"]:
