@@ -859,3 +859,46 @@ def test_a_hook_on_the_model_that_removes_itself_is_in_the_loss():
 
     hook = model.register_forward_hook(halve)
     close(model.loss(tokens[:, :-1], tokens[:, 1:]), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"position": "learned"}, {"attention": "linear"}, {"attention": "sdpa+window"}], ids=str
+)
+@torch.inference_mode()
+def test_a_hook_finds_the_first_places_of_each_text_of_a_batch_in_doc_starts(settings):
+    """The lines of library.md, beside a loop without a cache that reads each text alone."""
+    window = {"attention_window": 4} if "window" in str(settings) else {}
+    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), [])
+    model = random_gpt(vocab_size=tokenizer.n_vocab, block_size=32, **settings, **window)
+    vectors = 3 * torch.randn(4, 32)
+
+    def add(block, arguments):
+        x, ctx = arguments
+        place = torch.arange(ctx.past, ctx.past + x.size(1)).expand(x.shape[:2])
+        if ctx.doc_starts is not None:
+            place = place - ctx.doc_starts
+        is_first = (place >= 0) & (place < len(vectors))
+        return x + vectors[place.clamp(0, len(vectors) - 1)] * is_first[..., None], ctx
+
+    def add_to_a_text(block, arguments):
+        return torch.cat((arguments[0][:, :4] + vectors, arguments[0][:, 4:]), 1), arguments[1]
+
+    def written(prompts):
+        new = [[] for _ in prompts]
+        for chunk in generate(model, tokenizer, prompts, seeds=[1, 1], params=params):
+            new[chunk.sample] += chunk.tokens
+        return new
+
+    prompts, params = [[7, 1, 8, 2, 8, 1, 8], [3, 1, 4, 1]], SamplingParams(temperature=0, max_new_tokens=8)
+    plain = written(prompts)
+    hook = model.blocks[1].register_forward_pre_hook(add)
+    new = written(prompts)
+    hook.remove()
+    assert all(steered != unchanged for steered, unchanged in zip(new, plain, strict=True))
+    hook = model.blocks[1].register_forward_pre_hook(add_to_a_text)
+    for prompt, tokens in zip(prompts, new, strict=True):
+        text = list(prompt)
+        for token in tokens:
+            assert token == model(torch.tensor([text]))[0, -1].argmax()
+            text.append(token)
+    hook.remove()
