@@ -101,6 +101,43 @@ def test_positions_of_each_text_its_own_have_an_axis_for_heads(unchecked):
         read(tokens[:, :1], torch.arange(6), cache=KVCache(8))
 
 
+@pytest.mark.parametrize("attention", ["mla", "k_eq_v", "sdpa+window"])
+@torch.no_grad()
+def test_positions_of_ones_own_are_those_of_cached_keys_too_or_refused(attention):
+    """k_eq_v turned the keys of a cache to the plain positions, and the queries to the own ones, without a word."""
+    gpt, tokens = (
+        random_gpt(attention=attention, **({"attention_window": 4} if "window" in attention else {})),
+        torch.randint(61, (2, 12)),
+    )
+    plain = gpt(tokens)
+
+    def place(step, offset):
+        def set_rotations(block, arguments):
+            x, ctx = arguments
+            positions = step * torch.arange(ctx.past, ctx.past + x.size(1)) + offset
+            ctx.rotations = {rope: rope.cos_sin(positions) for rope in gpt.ropes}
+
+        return gpt.blocks[0].register_forward_pre_hook(set_rotations)
+
+    def decoded():
+        cache = KVCache(12)
+        return torch.cat([gpt(piece, cache=cache) for piece in tokens.split((5, *[1] * 7), 1)], 1)
+
+    hook = place(1, 0)
+    close(decoded(), plain)
+    hook.remove()
+    hook = place(3, 7)
+    whole = gpt(tokens)
+    assert not torch.allclose(whole, plain, atol=1e-3)
+    if attention == "k_eq_v":
+        with pytest.raises(ValueError, match=r"k_eq_v makes the keys of a cache again.*: read the whole text without"):
+            decoded()
+    else:
+        close(decoded(), whole)
+    hook.remove()
+    close(decoded(), plain)
+
+
 @pytest.mark.parametrize("given", ["doc_starts", "cache", "rotations", "shared"])
 def test_what_a_pass_sets_in_its_context_is_not_taken_from_a_caller_unnoticed(given):
     gpt, tokens = random_gpt(), torch.randint(61, (1, 5))

@@ -118,6 +118,14 @@ class AttentionContext:
             check_rotation(made, x)
         return made
 
+    def has_own_positions(self, rope: Rope, x: Tensor) -> bool:
+        """Return whether a person has set other rotations than those of the present positions."""
+        made = self.rotations.get(rope)
+        if made is None or not is_eager():
+            return False
+        table = rope.table(x, self.past)
+        return made.data_ptr() != table.data_ptr() and not torch.equal(made, table)  # a GPU is rarely waited for
+
     def layer_cache(self, layer_idx: int) -> dict[str, Tensor]:
         """Return the cache's tensors of a layer, to read and to write.
 

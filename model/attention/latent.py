@@ -234,6 +234,9 @@ class KeysAreValues(MultiHeadAttention):
         ctx: AttentionContext,
     ) -> tuple[Keys, Value]:
         assert ctx.cache is not None
+        if self.rope is not None and ctx.has_own_positions(self.rope, v):
+            problem = "k_eq_v makes the keys of a cache again, at the positions 0, 1, …, and not at your own"
+            raise ValueError(f"{problem}: read the whole text without a cache.")
         values = ctx.cache.append(self.layer_idx, "tied", v, self.window)
         keys = self.keys_of(values)
         if self.rope is not None:
