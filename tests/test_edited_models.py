@@ -902,3 +902,24 @@ def test_a_hook_finds_the_first_places_of_each_text_of_a_batch_in_doc_starts(set
             assert token == model(torch.tensor([text]))[0, -1].argmax()
             text.append(token)
     hook.remove()
+
+
+@pytest.mark.parametrize("attention", ["sdpa+gate", "sdpa+conv+forget", "mla", "delta", "k_eq_v"])
+@torch.no_grad()
+def test_hooks_on_all_modules_but_modifiers_and_dropout_are_called_and_are_in_decoded_logits(attention):
+    model, tokens = random_gpt(attention=attention), torch.randint(61, (2, 6))
+    silent = {"dropout", *(f"modifiers.{name}" for name in MODIFIERS)}
+    for name, module in model.blocks[0].attention.named_modules():
+        if type(module) is nn.ModuleDict:
+            continue
+        called = []
+
+        def changed(module, arguments, result, called=called):
+            called.append(module)
+            return result * 1.2
+
+        hook = module.register_forward_hook(changed)
+        whole, cache = model(tokens), KVCache(6)
+        close(torch.cat([model(token, cache=cache) for token in tokens.split(1, 1)], 1), whole, atol=1e-4)
+        hook.remove()
+        assert bool(called) != (name in silent), name
