@@ -329,8 +329,10 @@ def run_job(cfg: DictConfig) -> Any:
             config = to_settings(cfg, parse_overrides(own.overrides.task))
             loss = with_torch().train_or_plan(config, threads_of_sweep(Path(own.sweep.dir)))
         except SettingsError as error:
-            is_search = own.runtime.choices["hydra/sweeper"] == "optuna"
-            raise (of_search(error, varied) if is_search else error) from error
+            of_drawn = of_search(error, varied) if own.runtime.choices["hydra/sweeper"] == "optuna" else None
+            if of_drawn is None:
+                raise
+            raise of_drawn from error
         summary = None if cfg.dry_run else read_summary(folder)
         return summary.objective if summary else loss
     except Exception as error:
@@ -341,13 +343,13 @@ def run_job(cfg: DictConfig) -> Any:
         raise
 
 
-def of_search(error: SettingsError, drawn: str) -> SettingsError:
-    """Return the error for a job of a search, whose values may not go together.
+def of_search(error: SettingsError, drawn: str) -> SettingsError | None:
+    """Return the error of values that a search drew, which may not go together; None for one of other settings.
 
     drawn: the overrides that the search chose.
     """
     if not {*drawn.split()} & {*error.problem.split()}:
-        return error
+        return None
     remedy = f"{error.remedy}; hydra.sweeper.custom_search_space draws what goes together, as docs/sweeps.md shows"
     return SettingsError(error.fault, remedy, setting=error.setting, value=error.value)
 

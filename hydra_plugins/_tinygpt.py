@@ -46,8 +46,11 @@ class AfterJob(Callback):
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if config.hydra.mode != RunMode.MULTIRUN:
             return
+        # The frames of an exception hold the job's model. It may be its own cause.
         error = sweeps.grid.error_of(job_return)
-        while error is not None:  # the frames of an exception hold the job's model
+        cleared: set[int] = set()
+        while error is not None and id(error) not in cleared:
+            cleared.add(id(error))
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
         if "torch._dynamo" in sys.modules:  # compiled code
