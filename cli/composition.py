@@ -344,9 +344,9 @@ def run_job(cfg: DictConfig) -> Any:
 
 
 def of_search(error: SettingsError, drawn: str) -> SettingsError | None:
-    """Return the error of values that a search drew, which may not go together; None for one of other settings.
+    """Return the error for values that a search drew; None if it is of other settings.
 
-    drawn: the overrides that the search chose.
+    The values may not go together. drawn: the overrides that the search chose.
     """
     if not {*drawn.split()} & {*error.problem.split()}:
         return None
