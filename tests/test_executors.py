@@ -309,8 +309,8 @@ def varlen(monkeypatch, unchecked):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", Varlen())
 
 
-@pytest.mark.parametrize("names", SETS[::2], ids="+".join)
-def test_every_other_pair_of_features_is_its_definition_by_every_executor(names):
+@pytest.mark.parametrize("names", SETS[::3], ids="+".join)
+def test_every_third_pair_of_features_is_its_definition_by_every_executor(names):
     """In one weighting, type and length."""
     generator = random.Random("+".join(names))
     check(names, generator.choice(WEIGHTINGS), generator.choice(DTYPES), *texts(generator, names, SHORTER), 0)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.attention import FORMS, SOFTMAX, AttentionContext, functions
@@ -346,6 +345,8 @@ def test_true_and_one_attend_false_and_zero_do_not_and_other_numbers_are_refused
 
 def test_masks_that_are_no_tensors_of_numbers_are_refused_with_what_says_the_same(unchecked):
     """torch's own is a tensor by its class: as a bias it hid nothing."""
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # imports the compiler
+
     q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
     for odd in (causal_lower_right(3, 5), causal_upper_left(3, 5), causal_mask(3, 5).numpy()):
         message = f"is of type {type(odd).__name__}, which is no tensor of numbers: pass is_causal=True, .* create_mask"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import close, first_of, random_gpt
+from conftest import close, first_of, random_gpt, some
 from torch.distributed import pipelining
 
 from model.attention import FORMS, MODIFIERS, SETTINGS
@@ -35,7 +35,7 @@ def made(name):
 @pytest.mark.parametrize(
     ("name", "T"),
     [
-        *((name, 257) for name in SOME),
+        *some([(name, 257) for name in SOME], 2),
         *(
             pytest.param(name, T, marks=pytest.mark.long if T == 1 else pytest.mark.slow)
             for name in EVERY

@@ -800,6 +800,7 @@ def test_a_text_in_a_sweep_is_the_text_that_is_typed(way, tmp_path):
     assert {type(override.value()) for override in parsed if override.value() != -3} == {str}
 
 
+@pytest.mark.slow
 def test_texts_and_folders_of_a_sweep_are_those_of_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"<{config.sample_prompt}> {config.max_steps}")
     asked = ["sample_prompt= 1e5", "max_steps=1e1", "dry_run=true"]
@@ -813,6 +814,7 @@ def test_texts_and_folders_of_a_sweep_are_those_of_a_run(tmp_path, monkeypatch):
     assert written["tags"] == ["2024_01", "1e3", "True", "x", "2.0"]
 
 
+@pytest.mark.slow
 def test_a_job_is_called_by_the_value_that_varies_though_it_is_typed_before(tmp_path, monkeypatch):
     """Behind seed=1 the job of seed=1,2 with that value had no name, here and in wandb."""
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"as {config.wandb.name}")
