@@ -741,7 +741,7 @@ def test_a_metric_that_the_runs_do_not_have_is_refused_before_them(metric, sourc
         decide(metric=metric).refuse_absent(config)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("no_pictures")
 def test_real_runs_that_are_equal_end_after_three_pairs_and_are_a_baseline_until_the_text_changes(
     tmp_path, monkeypatch

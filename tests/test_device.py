@@ -345,7 +345,7 @@ def test_a_compiler_that_is_turned_off_is_told_to_those_who_ask_for_it(monkeypat
     assert not compiles("cpu", steps=10**9) and not compiles("cpu", "off")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"])
 def test_torch_obeys_the_variables_that_turn_its_compiler_off(name):
     code = "import torch; from training.device import negated; print(torch.compile(negated)(torch.ones(1)))"

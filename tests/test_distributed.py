@@ -133,7 +133,7 @@ assert not dist.is_initialized()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_that_prepare_for_longer_than_a_collective_waits_meet_all_the_same(tmp_path):
     environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
@@ -166,8 +166,8 @@ for run in range(5):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", first_of("0", "1"))
+@pytest.mark.long
+@pytest.mark.parametrize("shared", ["0", "1"])
 def test_the_runs_of_a_sweep_meet_one_after_the_other(tmp_path, shared):
     """The ranks found the addresses of the run before, and waited for ever or failed; a text was awaited once."""
     (script := tmp_path / "several.py").write_text(SEVERAL)
@@ -236,7 +236,7 @@ def test_several_learn_what_one_process_does_from_the_same_batches_and_resume_to
     assert read_meta(several / "checkpoints/last").files.keys() == read_meta(kept).files.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_goes_on_with_another_number_of_ranks_and_begins_with_weights_of_one(text_file, tmp_path):
     dropout = {"model": {"dropout": 0.1, "tie_embeddings": True}}
     jobs = []
@@ -544,7 +544,7 @@ def test_a_slow_save_outlives_the_signal_of_one_rank_and_those_that_come_twice(t
     assert [row["step"] for row in rows(tmp_path / "run") if "loss" in row] == list(range(1, step + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @in_proc
 def test_torchrun_outlives_its_terminal_under_nohup_if_it_leaves_that_signal_alone(text_file, tmp_path, monkeypatch):
     """By default it ends all processes at SIGHUP, which nohup ignores."""

@@ -275,8 +275,7 @@ def run_of(config: TrainConfig, name: str, folder: Path) -> TrainConfig:
     return replace(config, **changes)
 
 
-SLOW = pytest.mark.slow
-KINDS = [name if name not in ("compiled", "wandb") else pytest.param(name, marks=SLOW) for name in RUNS]
+KINDS = [name if name not in ("compiled", "wandb") else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
 
 
 # What torch's compiler and wandb's service keep until the process ends, as docs/library.md says.
@@ -582,7 +581,7 @@ def test_a_loss_as_a_forward_pass_trains_every_weight_under_ddp(attention, tmp_p
         assert mine.grad is not None and torch.allclose(mine.grad, other.grad, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_elsewhere_imports_the_clone_by_its_folder_and_nothing_that_is_installed(tmp_path):
     clone = Path(check.__file__).parents[2]
     script = tmp_path / "mine.py"

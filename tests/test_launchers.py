@@ -236,7 +236,7 @@ def test_a_job_that_would_be_stopped_as_it_begins_is_refused(asked, remedy, tmp_
     assert refused.stderr == f"error: {typed[0]} leaves a job no time: {remedy}\n" and not [*tmp_path.iterdir()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(bool(shutil.which("srun")), reason="there is a Slurm here")
 @needs_submitit
 def test_without_slurm_or_without_the_plugin_one_sentence_says_so(tmp_path):
@@ -366,7 +366,7 @@ def test_a_worker_that_somebody_kills_costs_no_job(tmp_path):
     assert [read_summary(tmp_path / f"here/{job}").step for job in range(3)] == [300] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_submitit
 def test_a_job_of_submitit_that_cannot_begin_tells_its_reason(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(

@@ -130,8 +130,8 @@ def test_an_export_that_is_bound_to_lengths_is_right_or_refuses(name):
         assert len(served) < len(texts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", first_of("sdpa", "sigmoid", "mla", "delta"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sdpa", "sigmoid", "mla", "delta"])
 @torch.no_grad()
 def test_a_compiled_model_reads_texts_of_every_length(name):
     gpt, texts = made(name)

@@ -237,7 +237,7 @@ def test_a_sweep_does_not_go_on_with_another_version_of_a_persons_file_beside_fi
     sweeper.refuse_other_code(changed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_that_goes_on_with_other_code_is_refused_unless_that_is_allowed(tmp_path, monkeypatch):
     asked = ["-m", "hydra.sweep.dir=here", *tiny(tmp_path, max_steps=1)]
     assert run_here("seed=1", *asked, cwd=tmp_path).returncode == 0

@@ -173,7 +173,7 @@ except SettingsError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_without_the_file_of_a_form_says_what_to_run_first(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     make = f"""

@@ -1004,7 +1004,7 @@ def test_a_job_hands_its_sweeper_bits_per_byte_which_compare_between_tokenizers(
     assert first[1] < first[0] and losses[0] < losses[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderboard(tmp_path):
     overrides = [
         "-m",
