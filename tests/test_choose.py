@@ -31,7 +31,7 @@ CARDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_pages_table_of_other_cards_is_what_their_layers_choose(monkeypatch):
     rows = defaultdict(list)
     for case in CASES:

@@ -340,7 +340,7 @@ for weighting in (Softmax(), Softcap(3.0), Sigmoid(), Sparsemax(), Stick()):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chunks_are_one_operator_to_a_compiler():
     run = [sys.executable, "-c", COMPILED]
     printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")

@@ -701,7 +701,7 @@ def test_a_form_that_fails_is_tried_before_anything_else(result, said, tmp_path)
     assert "data " not in found.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_jobs_of_one_process_run_each_its_own_file_and_a_comparison_notes_their_hashes(own, tmp_path):
     (tmp_path / "other.py").write_text(
         OWN.replace('"relu"', '"other"').replace("head_scale", "x").replace("repeat", "r")

@@ -230,6 +230,6 @@ def test_each_run_of_a_process_is_compiled_though_torch_keeps_eight(tmp_path):
     assert len(found) == 10 and "frames 0" not in found, found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_loss_is_compiled_once_for_texts_of_many_lengths():
     assert lines(LENGTHS) == ["1 True"]

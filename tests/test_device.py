@@ -353,7 +353,7 @@ def test_torch_obeys_the_variables_that_turn_its_compiler_off(name):
     assert "False" in done.stdout, done
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stance_that_compiles_nothing_more_is_seen_in_a_later_run_of_a_process():
     code = """
 import torch

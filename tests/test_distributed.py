@@ -426,13 +426,13 @@ run_train_command()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "said"),
-    first_of(
+    [
         ("data.path=RANK.txt", r"has text_hash=\w{16}, and RANK=1 \w{16}: "),
         ("seed=RANK", "has seed=0, and RANK=1 1: "),
-    ),
+    ],
 )
 def test_ranks_of_other_settings_or_another_text_train_no_model_together(given, said, text_file, tmp_path, monkeypatch):
     """As those of two machines may be."""

@@ -170,7 +170,7 @@ SLOW = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("code", first_of(errno.ENOSPC, errno.EROFS), ids=errno.errorcode.get)
 @pytest.mark.parametrize("moment", [*some(MOMENTS, 2), *SLOW])
 def test_a_disk_that_fails_for_good_is_told_and_leaves_whole_checkpoints(short, caplog, moment, code):
     with failing(moment, 10**6, code) as done, pytest.raises(CheckpointError, match=os.strerror(code)) as ended:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 import yaml
-from conftest import first_of, started
+from conftest import started
 from omegaconf import OmegaConf
 from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
@@ -268,10 +268,10 @@ def put_theirs(folder: Path, imported: Path, names: tuple[str, ...] = (*MODULES,
 LAUNCHERS = {"basic": [], "joblib": ["hydra.launcher.n_jobs=2"], "submitit_local": []}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_joblib
 @needs_submitit
-@pytest.mark.parametrize("launcher", first_of(*LAUNCHERS))
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_jobs_import_nothing_of_somebody_elses_from_here_or_from_the_path(launcher, tmp_path):
     imported = tmp_path / "imported"
     here = put_theirs(tmp_path / "here", imported)

@@ -37,8 +37,8 @@ def made(name):
     [
         *some([(name, 257) for name in SOME], 2),
         *(
-            pytest.param(name, T, marks=pytest.mark.long if T == 1 else pytest.mark.slow)
-            for name in EVERY
+            pytest.param(name, T, marks=pytest.mark.long if T == 1 or number % 2 else pytest.mark.slow)
+            for number, name in enumerate(EVERY)
             if name not in STATES
             for T in (1, 257)
             if T == 1 or name not in SOME

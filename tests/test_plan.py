@@ -184,7 +184,7 @@ def test_muon_holds_no_more_where_it_moves_all_matrices_at_once_as_on_a_gpu(monk
     assert predicted.activations > 2 * 4 * 4 * 384 * 128  # the optimizer's step is the peak: up_proj of four layers
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predicting_takes_no_memory_and_less_is_predicted_where_less_is_kept(train_config):
     config = TrainConfig(model=GPTConfig(n_layer=2, n_head=32, n_embd=8192, block_size=256, vocab_size=50257))
     predicted = predict_memory(train_step, config, 1)
