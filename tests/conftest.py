@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import io
+import itertools
 import logging
 import os
 import signal
@@ -90,8 +91,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def some(values: Iterable[Any], each: int) -> list[Any]:
     """Values of a parameter, many of them alike: one in `each` is a default test, two of three others are long."""
-    marks = pytest.mark.slow, pytest.mark.long, pytest.mark.long
-    return [marked(value, marks[number // each % 3]) if number % each else value for number, value in enumerate(values)]
+    marks = itertools.cycle([pytest.mark.long, pytest.mark.long, pytest.mark.slow])
+    return [marked(value, next(marks)) if number % each else value for number, value in enumerate(values)]
 
 
 def first_of(first: Any, *others: Any) -> list[Any]:

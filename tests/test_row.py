@@ -440,7 +440,7 @@ def test_an_edit_of_code_that_the_steps_repeat_is_computed_and_not_the_steps(fil
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("old", "new"), [("        ", "    "), ("def ", "async def "), ('"""', "'"), ("def ", "\n\ndef ")]
+    ("old", "new"), first_of(("        ", "    "), ("def ", "async def "), ('"""', "'"), ("def ", "\n\ndef "))
 )
 def test_a_file_that_is_edited_while_a_process_runs_ends_no_text(old, new, tmp_path):
     place = copy_code(tmp_path / "code")

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from browser import data_of
-from conftest import some
+from conftest import first_of, some
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -914,7 +914,7 @@ def test_a_value_that_no_job_can_compute_is_refused_before_any_run(value, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "variants"),
-    [
+    first_of(
         ("attention=sdpa,mla model.latent_size=8", ["attention=sdpa", "attention=mla model.latent_size=8"]),
         (
             "attention=sdpa,mla model.latent_size=8,16 seed=1,2",
@@ -922,7 +922,7 @@ def test_a_value_that_no_job_can_compute_is_refused_before_any_run(value, tmp_pa
         ),
         ("tokenizer=byte,bpe tokenizer.vocab_size=300", ["tokenizer=byte", "tokenizer=bpe tokenizer.vocab_size=300"]),
         ("batch_size=4,32 micro_batch_size=16", ["batch_size=4", "batch_size=32 micro_batch_size=16"]),
-    ],
+    ),
 )
 def test_a_setting_of_some_values_alone_is_answered_with_variants_that_run(asked, variants, tmp_path, monkeypatch):
     said = refusal(*asked.split(), cwd=tmp_path)
