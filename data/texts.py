@@ -801,9 +801,11 @@ def in_real_folder(files: dict[str, T]) -> dict[str, T]:
 
     A text is the same by each link to that folder, as in a home folder that is a link.
     """
-    folder = os.path.commonpath([*map(os.path.dirname, files)]) if files else ""
+    if not files:
+        return files
+    folder = os.path.commonpath([*map(os.path.dirname, files)])
     real = os.path.realpath(folder)
-    if real == folder or not files:
+    if real == folder:
         return files
     return {str(Path(real, os.path.relpath(file, folder))): each for file, each in files.items()}
 

@@ -131,7 +131,8 @@ class Comparison:
             raise SettingsError(problem, "read its decide.md")
         jobs = recorded_jobs(folder)
         if not jobs:
-            problem, remedy = f"{folder} holds no sweep (no job.json in its folders)", "give the folder that -m made"
+            problem = f"{folder} holds no sweep (no job.json in its folders)"
+            remedy = "give the folder that -m made"
             if (folder / "leaderboard.csv").is_file():
                 problem = f"{folder / 'leaderboard.csv'} is no table that a sweep has written"
                 remedy = "give it as that wrote it; a spreadsheet may have put semicolons or decimal commas into it"

@@ -402,7 +402,12 @@ def find_checkpoints(where: str | None) -> list[Path]:
 def checkpoints_by_step(checkpoints: Path) -> list[Path]:
     """Return the step_N in a folder of checkpoints, the latest first."""
     numbered = [path for path in checkpoints.glob("step_*") if path.name[5:].isdecimal() and path.is_dir()]
-    return sorted(numbered, key=lambda path: int(path.name[5:]), reverse=True)
+    return sorted(numbered, key=step_in_name, reverse=True)
+
+
+def step_in_name(checkpoint: Path) -> int:
+    """Return N of a folder step_N; ValueError for another name."""
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def checkpoints_to_try(checkpoints: Path) -> list[Path]:
@@ -413,7 +418,7 @@ def checkpoints_to_try(checkpoints: Path) -> list[Path]:
 def is_misnamed(checkpoint: Path) -> bool:
     """Return whether a folder step_N has the checkpoint of another step, as a copy by hand may."""
     with suppress(CheckpointError, ValueError):
-        return int(checkpoint.name.removeprefix("step_")) != read_meta(checkpoint).progress.step
+        return step_in_name(checkpoint) != read_meta(checkpoint).progress.step
     return False
 
 

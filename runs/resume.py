@@ -23,6 +23,7 @@ from runs.checkpoint import (
     refuse_unknown,
     runs_by_age,
     set_aside,
+    step_in_name,
     verify_checkpoint,
 )
 from runs.directory import LOGS, OF_THIS_INVOCATION, open_log, plain_file
@@ -277,7 +278,7 @@ def remove_leftovers(run: Path, saved: Saved | None) -> None:
         return
     # Later checkpoints are damaged or of other steps, or the run would resume from one.
     for checkpoint in checkpoints_by_step(run / "checkpoints"):
-        if int(checkpoint.name.removeprefix("step_")) > saved.meta.progress.step:
+        if step_in_name(checkpoint) > saved.meta.progress.step:
             set_aside(checkpoint)
     for name in LOGS:
         keep_copies(run / name)
@@ -298,7 +299,8 @@ def cut_log(file: Path, saved: Meta) -> None:
     end = 0
     is_as_written = size <= len(content) or file.suffix != ".jsonl"
     for line in content.splitlines(keepends=True) if file.suffix == ".jsonl" else ():
-        begin, end = end, end + len(line)
+        begin = end
+        end += len(line)
         row = read_row(line)
         if row is not None:
             rows[line.strip()] = row

@@ -92,6 +92,7 @@ VERSIONS = {
     "computed_in": Fact("were computed in different types of numbers", ("precision", "device")),
     "earlier_settings": Fact("are of runs that were resumed with other settings or code", ()),
 }
+DEFAULTS = flat(asdict(TrainConfig()))
 ROUND = re.compile(r"[0-9]{1,3}0{6,30}\.0")  # a large round number
 # Signs by which Markdown may turn a text into a link, an image, HTML or another font.
 ACTIVE = re.compile(r"[^\w\s.,;:+/=%()±–×'\"<-]|<[A-Za-z/!?]|://|www\.|\b_|_\b")
@@ -194,7 +195,7 @@ def settings_of(folder: Path, edited: dict[Path, dict[str, str]]) -> dict[str, A
         return {}
     summary = read_summary(folder)
     trained = trained_settings(folder) if summary and summary.status == "finished" else {}
-    settings = flat(asdict(TrainConfig())) | (trained or written)
+    settings = DEFAULTS | (trained or written)
     others = {name: shown(value) for name, value in settings_of_result(written).items()}
     edited[folder] = {name: value for name, value in others.items() if value != shown(settings.get(name))}
     return settings
