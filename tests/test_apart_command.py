@@ -290,6 +290,7 @@ def saved(folder: Path, tokenizer=BYTE, **data) -> str:
     return str(folder / "run")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_prints_what_it_writes_and_prints_it_again(tmp_path, capsys):
     run = saved(tmp_path)

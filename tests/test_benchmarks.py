@@ -179,6 +179,7 @@ def test_the_same_recipe_is_given_to_both_codes(name):
     assert replace(model, **GPT2_SHAPE, attention="sdpa") == model and model.dropout == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_throughput_prints_a_row_for_each_program(has_bf16, monkeypatch, capsys):

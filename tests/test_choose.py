@@ -16,6 +16,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "hardware.md").read_text(encodin
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_table_of_the_page_is_the_commands():
     assert table() in PAGE, f"docs/hardware.md should have this table:\n{table()}"

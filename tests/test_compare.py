@@ -76,6 +76,7 @@ def change(folder: Path, chosen: dict[str, str], **figures: object) -> None:
             file.write_text(json.dumps(json.loads(file.read_text()) | figures))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_law_is_recovered_and_inverted_and_knows_its_error():
     law = Law.fit(LENGTHS, [TRUE.loss(x) for x in LENGTHS])

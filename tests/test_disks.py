@@ -76,6 +76,7 @@ ODD = {  # what fails, and whether the run goes on; the tests below have each co
 }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("disk", first_of(*ODD))
 def test_a_run_and_a_sweep_go_on_without_what_a_disk_lacks_and_name_what_fails(disk, shim, tmp_path):
@@ -214,7 +215,7 @@ MODES = [0o2777, 0o1777, 0o2775, 0o750, 0o700, 0o755]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=oct)
-@pytest.mark.parametrize("umask", [0o077, 0o022, 0])
+@pytest.mark.parametrize("umask", first_of(0o077, 0o022, 0))
 def test_what_is_in_a_cache_has_the_permissions_of_the_cache_whatever_the_umask(mode, umask, text_file, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()

@@ -396,6 +396,7 @@ run_train_command()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @in_proc
 def test_a_killed_rank_ends_all_with_one_message_and_the_checkpoint_stays(text_file, tmp_path, monkeypatch):

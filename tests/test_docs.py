@@ -123,6 +123,7 @@ assert losses[-1] < 0.5 * losses[0], losses
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_attention_and_then_the_model_work_where_the_page_says_to_take_them_with_ones_own_moved_in(tmp_path):
     text = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
@@ -390,6 +391,7 @@ def test_the_counts_of_rows_beside_published_ones_are_those_of_the_table():
     assert f"{summary}{sum(others)} cannot be compared." in " ".join(page.split())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_evidence_of_a_sign_beside_published_ones_decides_it():
     """Holm's p on code for L, A, W and S, the first that decides; all pairs on one side for pairs; else open."""
@@ -435,7 +437,7 @@ ELSEWHERE += r"|\$file|path=TEXT|=/shared"  # and what stands for a name or a pl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in RUN)])
+@pytest.mark.parametrize("page", some(["README.md", *(f"docs/{name}.md" for name in RUN)], 8))
 def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
     text_file.rename(tmp_path / "notes.txt")
     for name in ("TinyStoriesV2-GPT4-train.txt", "log.txt", "held.txt"):
@@ -482,6 +484,7 @@ def test_the_first_cell_of_the_tour_says_what_to_do_outside_a_clone(tmp_path, mo
         exec(first, {})
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_tour_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     """Its commands with few steps in place of minutes; a kernel has `!` and a cell's last value."""

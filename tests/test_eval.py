@@ -345,6 +345,7 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
             score_checkpoints(EvalConfig(checkpoint=train_config.run_dir))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_that_was_moved_and_a_copy_of_its_checkpoint_are_scored_on_what_it_held_out(
     train_config, text_file, tmp_path, monkeypatch, capsys

@@ -316,6 +316,7 @@ def test_a_run_that_fails_in_its_evaluation_ends_as_one_that_does_not(train_conf
         assert (tmp_path / "whole" / file).read_bytes() == (Path(train_config.run_dir) / file).read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("vocab_size", "on_gpu"), [(257, False), (50_257, True)])
 @pytest.mark.slow
 def test_an_evaluation_needs_no_more_memory_than_a_step(vocab_size, on_gpu):

@@ -140,6 +140,7 @@ with fake_gpu():
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_read_of_a_number_a_truth_a_tensor_or_a_size_in_a_step_is_found(library):
     lines = ["x.sum().item()", "bool(x.sum() > 0)", "x.to('cpu')", "x[x > 0]", "x + torch.ones(1).to(x.device)"]

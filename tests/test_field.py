@@ -193,7 +193,7 @@ def test_a_pattern_of_one_is_no_pattern_and_a_longer_one_says_each_layers_form()
     assert [attention.window for attention in both.attentions] == [3, 3]
 
 
-@pytest.mark.parametrize("attention", some([*FORMS, *MIXED, "sdpa+window/delta/mla+sink"], 7))
+@pytest.mark.parametrize("attention", some([*FORMS, *MIXED, "sdpa+window/delta/mla+sink"], 14))
 def test_the_gradient_of_a_packed_window_is_that_of_its_documents_also_where_blocks_are_computed_again(attention):
     settings = {"attention": attention, "position": "learned", "attention_window": 3 if "window" in attention else None}
     gpt = random_gpt(**settings, n_layer=3).double().train()

@@ -237,7 +237,7 @@ def test_a_value_embedding_joins_the_values_by_the_token_as_much_as_its_gate_say
 
 
 @pytest.mark.parametrize("check", ["value+grad", "future", "document", "cache"])
-@pytest.mark.parametrize("attention", some(MIXED, 6))
+@pytest.mark.parametrize("attention", some(MIXED, 12))
 def test_mixtures_are_themselves_in_float64_blind_to_the_future_apart_in_documents_and_the_same_cached(
     attention, check
 ):

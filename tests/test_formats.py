@@ -193,6 +193,7 @@ def test_a_folder_of_texts_keeps_its_fingerprint_and_another_format_has_another(
 # CSV
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @given(
     stories=st.lists(

@@ -273,7 +273,7 @@ def test_a_model_of_states_reads_a_prompt_longer_than_its_block_whole():
 @pytest.mark.parametrize(
     "model_settings",
     some(
-        (dict(attention=name) for name in [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "delta+conv/sdpa+gate"]), 6
+        (dict(attention=name) for name in [*FORMS, *(f"sdpa+{name}" for name in MODIFIERS), "delta+conv/sdpa+gate"]), 15
     )
     + OTHERS,
     ids=lambda one: one.get("attention") or "+".join(one),

@@ -110,7 +110,7 @@ LENGTHS = [12, 5, 1, 8]
 EVERY = [*FORMS, *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)), "mla+diff+sink/delta+conv"]
 
 
-@pytest.mark.parametrize("attention", some(EVERY, 20))
+@pytest.mark.parametrize("attention", some(EVERY, 40))
 @pytest.mark.parametrize("padding", [0, 60])
 def test_figures_of_padded_texts_and_of_documents_are_those_of_each_text_alone(attention, padding):
     """The means of the texts alone, by the number of their queries."""

@@ -89,6 +89,7 @@ def test_a_docstring_begins_with_a_short_line():
     assert long == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_on_a_cpu_starts_without_torchs_compiler():
     """Whose import takes longer than all of torch's; counting the weights of some forms imported it."""

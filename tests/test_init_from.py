@@ -348,7 +348,7 @@ def test_a_low_rate_of_the_matrices_alone_is_told_with_the_others_which_null_mak
     assert [message[: len(wanted)] for message in said] == [wanted] * bool(RATES[rates])
 
 
-@pytest.mark.parametrize("attention", some(["matmul+gate+sink", "sdpa", "delta", "mla"], 2))
+@pytest.mark.parametrize("attention", some(["matmul+gate+sink", "sdpa", "delta", "mla"], 4))
 @pytest.mark.parametrize("parts", [["token_embedding", "blocks.0"], ["lm_head"], ["blocks.0.mlp", "final_norm"]])
 def test_frozen_parts_stay_to_the_bit_and_the_others_get_the_gradients_that_they_had(other_text, attention, parts):
     config = replace(other_text, model=replace(other_text.model, attention=attention, n_layer=2, dropout=0.0))

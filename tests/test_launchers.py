@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 import yaml
-from conftest import started
+from conftest import first_of, started
 from omegaconf import OmegaConf
 from sweeping import ROOT, command, run, run_here, tiny, wait_for
 
@@ -52,6 +52,7 @@ def of_own_code(folder: Path) -> list[str]:
     return ["code=own.py", "attention=own"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @needs_joblib
 def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(tmp_path):
@@ -178,6 +179,7 @@ def test_workers_end_without_a_traceback_whose_output_nobody_reads_or_no_letter_
         assert done.stderr == b"" and len([*tmp_path.glob(f"{folder}/*/checkpoints/best")]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @needs_joblib
 def test_a_sweep_whose_jobs_are_in_its_own_process_does_not_end_with_the_shell(tmp_path, monkeypatch):
@@ -223,11 +225,11 @@ def test_a_mistake_ends_in_one_sentence_and_status_1(mistake, tmp_path):
 @needs_submitit
 @pytest.mark.parametrize(
     ("asked", "remedy"),
-    [
+    first_of(
         ("local timeout_min=0", "name more than 0."),
         ("slurm timeout_min=2", "name more than 2, at most the limit of the partition."),
         ("slurm timeout_min=5 signal_delay_s=330", "name more than 5.5, at most the limit of the partition."),
-    ],
+    ),
 )
 def test_a_job_that_would_be_stopped_as_it_begins_is_refused(asked, remedy, tmp_path):
     launcher, *settings = asked.split()

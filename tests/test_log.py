@@ -389,6 +389,7 @@ def test_bytes_are_advised_where_most_tokens_of_bpe_are_rare(train_config):
             assert describe(run.config, long, run.model)[1].endswith(f", bpe with 257 ids{advice}")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_notebook_without_ipywidgets_is_not_asked_for_them():
     code = """

@@ -71,6 +71,7 @@ def test_the_hash_is_of_all_that_a_run_imports_and_of_nothing_else(change, tmp_p
     assert (hash_of_code(copied) == PROJECT_HASH) == (change in NO_CHANGES)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_module_of_ours_that_a_run_imports_counts(tmp_path):
     script = """import sys

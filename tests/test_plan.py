@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import PRESETS, attention_maps, preset_settings, run_here, some
+from conftest import PRESETS, attention_maps, first_of, preset_settings, run_here, some
 from test_resume import ROOT, before_step
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
@@ -38,7 +38,7 @@ from training.start import refuse_too_large
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", some(PRESETS, 3))
 def test_the_parameters_predicted_for_a_preset_are_those_it_has(preset):
     model = without_weights(GPTConfig(**preset_settings(preset) | {"vocab_size": 50257}))
     expected = sum(parameter.numel() for parameter in model.parameters())
@@ -149,7 +149,7 @@ def recorded_peak(config: TrainConfig) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "attention",
-    some(["softcap+forget+sink", "sdpa", "sdpa+window", "sigmoid", "sparsemax", "stick", "moba", "index"], 4),
+    first_of("softcap+forget+sink", "sdpa", "sdpa+window", "sigmoid", "sparsemax", "stick", "moba", "index"),
 )
 def test_the_memory_inside_of_chunks_is_predicted_as_torchs_allocator_records_it(attention):
     window = {"attention_window": 64} if "window" in attention else {}
@@ -161,6 +161,7 @@ def test_the_memory_inside_of_chunks_is_predicted_as_torchs_allocator_records_it
     assert memory.gradients + memory.activations == pytest.approx(recorded_peak(config), rel=tolerance)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_on_a_gpu_chunks_hold_more_than_fused_attention_does():
     sizes = dict(n_layer=2, n_head=12, n_embd=768, block_size=1024, vocab_size=257)
@@ -204,6 +205,7 @@ def test_predicting_takes_no_memory_and_less_is_predicted_where_less_is_kept(tra
     assert predict_memory(train_step, dropped, 4, on_gpu=True) == without != predict_memory(train_step, dropped, 4)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config, monkeypatch):
     monkeypatch.setattr(plan, "seconds_per_step", lambda step, config, micro, **_: (0.5, micro, 0.5))
@@ -308,6 +310,7 @@ def test_a_plan_of_a_run_that_compiles_measures_both_ways(train_config, monkeypa
     assert sizes[1] >= sizes[0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_is_predicted_of_every_form_and_modifier(train_config):
     layers = [*FORMS, "sdpa+" + "+".join(MODIFIERS), "delta+conv+gate_silu"]
@@ -318,6 +321,7 @@ def test_memory_is_predicted_of_every_form_and_modifier(train_config):
     assert predicted.weights == 4 * count_parameters(without_weights(model)).total()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_plan_for_a_gpu_says_whether_it_fits_and_its_time(train_config):
     config = replace(train_config, precision="auto", batch_size=16, max_steps=10**14, plan=PlanConfig(device="h100"))

@@ -529,6 +529,7 @@ def test_text_that_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path, mo
     assert cache_names(tmp_path) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "most"), first_of(("text", 71_000_000), ("jsonl", 77_000_000)))
 def test_a_large_text_is_prepared_in_bounded_memory(tmp_path, source, most):

@@ -98,6 +98,7 @@ def test_learned_positions_end_where_they_end_and_a_state_has_no_scores():
     assert found["heads"]["first"] == [None, None] and len([*probe_lines(found)]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_writes_figures_into_the_run_and_prints_them(tmp_path):
     sizes = dict(n_layer=1, n_head=2, n_embd=16, block_size=64, vocab_size=257)

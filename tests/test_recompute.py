@@ -51,7 +51,7 @@ def figures(model: GPT, T: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("T", [64, LONG])
-@pytest.mark.parametrize(("attention", "settings"), some(CASES, 8), ids=str)
+@pytest.mark.parametrize(("attention", "settings"), some(CASES, 16), ids=str)
 def test_a_block_that_is_computed_twice_has_the_bits_of_one_that_is_kept(attention, settings, T):
     if attention in SLOW and T == LONG:
         pytest.skip("a loop over queries takes seconds")

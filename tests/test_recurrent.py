@@ -60,6 +60,7 @@ def test_strong_decays_cost_no_precision(rate, channels):
         close(b.double(), a, rtol=2e-5, atol=2e-5 * a.abs().max().item())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, D])
 def test_a_long_text_is_one_graph_in_which_the_state_alone_is_unrolled(channels, unchecked):

@@ -814,7 +814,7 @@ def test_nohup_is_kept_and_other_threads_set_no_handlers(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), *first_of((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138))],
+    first_of((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)),
 )
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_path, number, status):
     endless = ["max_steps=1000000", "compile=off", "eval_interval=100000", "run_dir=the_run"]

@@ -184,7 +184,7 @@ def logits(model, decoder_class, attach=lambda model: None, late=False):
 
 
 @pytest.mark.parametrize("late", some([True, False], 2), ids=["between two tokens", "before"])
-@pytest.mark.parametrize("way", some(WAYS, 4))
+@pytest.mark.parametrize("way", some(WAYS, 8))
 @pytest.mark.parametrize("trains", some([False, True], 2), ids=["eval", "train"])
 def test_code_that_is_attached_to_a_model_acts_while_one_text_is_written(way, late, trains):
     model = random_gpt(dropout=0.5 if trains else 0.0).train(trains)

@@ -176,7 +176,7 @@ def test_a_short_name_selects_the_attention_spaces_and_all():
         assert (config.model.attention, config.attention) == ("sdpa+gate/delta", None)
 
 
-@pytest.mark.parametrize("text", some(TEXTS, 3))
+@pytest.mark.parametrize("text", some(TEXTS, 6))
 def test_a_text_is_what_was_typed(text):
     assert from_arguments(SampleConfig, [f"prompt={text}"]).prompt == text
     assert composed(f"sample_prompt={text}", f"data.path=x{text}").sample_prompt == text
@@ -461,7 +461,7 @@ def test_a_setting_of_the_model_is_the_checkpoints_where_one_is_read(typed):
     assert "checkpoint" not in str(unknown_setting("model.rope_thetas", names))
 
 
-@pytest.mark.parametrize("typed", some(TYPED, 3))
+@pytest.mark.parametrize("typed", some(TYPED, 6))
 def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
     sentence = mistake(*typed.split())
     assert TYPED[typed] in sentence and len(sentence.splitlines()) == 1

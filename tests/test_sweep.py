@@ -144,6 +144,7 @@ REPEATED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("one", "other"), some(REPEATED, 2), ids=("other spellings", "a default"))
 def test_a_run_that_is_there_twice_counts_once_in_tables_pages_and_comparisons(one, other, tmp_path):
@@ -299,7 +300,7 @@ PROMPT = "don,t \"stop\": 'x'\n\\ é"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", READERS)
+@pytest.mark.parametrize("library", first_of(*READERS))
 def test_programs_read_the_values_of_config_yaml_from_the_table(library, odd_values):
     rows = READERS[library](pytest.importorskip(library), odd_values / "leaderboard.csv")
     read = {row["job"]: row for row in rows}
@@ -571,12 +572,14 @@ def test_values_that_a_grid_cannot_take_are_refused_before_any_run(given, argume
     ("job", "said"),
     [
         ("attention=nope", "attention=nope: 'nope' is no form"),
-        ("device=cuda:99", "device=cuda:99 is not on this machine: choose"),
         ("data.path=nowhere", "data.path=nowhere names no regular file"),
-        ("data=recall data.task.items=8000", "data=recall with data.task.items=8000 cannot have"),
-        ("schedule.warmup_steps=9 max_steps=7", "schedule.warmup_steps=9 is longer than the run of 7 steps"),
-        ("batch_size=9 micro_batch_size=4", "micro_batch_size=4 × 1, the number of processes, does not divide"),
-        ("model.n_embd=99999999", "model.n_embd=99999999"),
+        *first_of(
+            ("device=cuda:99", "device=cuda:99 is not on this machine: choose"),
+            ("data=recall data.task.items=8000", "data=recall with data.task.items=8000 cannot have"),
+            ("schedule.warmup_steps=9 max_steps=7", "schedule.warmup_steps=9 is longer than the run of 7 steps"),
+            ("batch_size=9 micro_batch_size=4", "micro_batch_size=4 × 1, the number of processes, does not divide"),
+            ("model.n_embd=99999999", "model.n_embd=99999999"),
+        ),
     ],
 )
 def test_a_job_that_cannot_run_is_known_before_its_text_is_read(job, said):
@@ -605,6 +608,7 @@ def test_a_runs_folder_is_refused_as_a_sweeps(tmp_path):
     assert said == "error: hydra.sweep.dir=run is a run's folder: name a sweep's, or a new one.\n"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_combination_that_cannot_run_is_named_first_and_the_others_run(tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"n_embd={config.model.n_embd}")
@@ -727,6 +731,7 @@ def test_what_a_job_brings_for_the_sweep_is_refused_before_any_run(typed, search
     assert REFUSED[typed] in refusal(*asked, cwd=tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_an_experiment_brings_for_the_sweep_takes_effect(searchpath, tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"{config.model.n_head} {config.seed}")
@@ -761,6 +766,7 @@ def test_finished_jobs_of_a_file_of_settings_that_has_changed_since_are_told(tmp
     assert told(0.5, "attention=sdpa,mla,linear").count(fact) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_file_of_settings_that_is_edited_while_a_sweep_runs_changes_no_job(searchpath, tmp_path, monkeypatch):
     def edit_and_plan(_, config) -> str:
@@ -800,6 +806,7 @@ def test_a_text_in_a_sweep_is_the_text_that_is_typed(way, tmp_path):
     assert {type(override.value()) for override in parsed if override.value() != -3} == {str}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_texts_and_folders_of_a_sweep_are_those_of_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"<{config.sample_prompt}> {config.max_steps}")
@@ -981,6 +988,7 @@ def test_a_dry_run_of_a_sweep_leaves_nothing_behind(tmp_path, monkeypatch):
     assert result.stdout.count("\nn_head=1\n") == result.stdout.count("\nn_head=2\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_job_hands_its_sweeper_bits_per_byte_which_compare_between_tokenizers(tmp_path, monkeypatch):
     """Of a text of bytes they are nats / ln 2. Nats of a token prefer the smaller tokenizer."""

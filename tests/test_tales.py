@@ -161,6 +161,7 @@ def test_what_means_nothing_is_refused_in_a_sentence(schema, typed, said):
         from_arguments(schema, ["tales=true", typed] if schema is EvalConfig else [typed])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_eval_prints_the_share_of_tales_that_are_kept_and_the_first_slips(tmp_path, monkeypatch, capsys):
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), [])
@@ -204,6 +205,7 @@ def test_the_table_of_attentions_counts_the_tales_that_each_seed_keeps(train_con
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_tales_that_are_judged_are_those_that_sample_writes(tmp_path, monkeypatch, capsys):
     tokenizer = make_tokenizer(TokenizerConfig(name="byte"), [])

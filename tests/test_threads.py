@@ -171,6 +171,7 @@ def test_a_run_is_told_once_that_the_machine_has_become_busy(monkeypatch, caplog
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_all_jobs_of_a_sweep_have_the_threads_of_its_first_however_busy_the_machine_becomes(tmp_path, monkeypatch):
     """Threads round otherwise: runs that are compared must not differ in them."""

@@ -107,6 +107,7 @@ def packages_of(version: str, tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(target)}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("version", first_of(*VERSIONS))
 def test_an_exported_folder_is_the_same_model_in_every_version_of_transformers(version, folders, tmp_path):

@@ -33,6 +33,7 @@ for command in sys.argv[1].strip().splitlines():
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="imitates Windows on Linux")
 def test_the_commands_work_where_posix_is_hidden_and_links_are_refused(tmp_path):
