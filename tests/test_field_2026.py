@@ -77,6 +77,14 @@ def test_stick_refuses_a_call_that_is_not_causal_and_others_read_keys_of_another
     ):
         FORMS["stick"](q, k, v)
     close(FORMS["stick"](q, k, v, mask=causal_mask(7, 10)), FORMS["stick"](q, k, v, is_causal=True))
+    later = keys & (torch.arange(10) < 5)  # queries 0 and 1 stand at 3 and 4, and see 5 keys
+    for mask in (keys, later, later[0, 0]):
+        with pytest.raises(ValueError, match=r"the mask shows later keys under stick, .*: pass mask & causal_mask"):
+            FORMS["stick"](q, k, v, mask=mask)
+        seen = int(mask.sum())
+        share = (q[:, :, -1:] @ k[:, :, :seen].mT / math.sqrt(8)).sigmoid()
+        rest = torch.stack([(1 - share[..., s + 1 :]).prod(-1) for s in range(seen)], -1)
+        close(FORMS["stick"](q, k, v, mask=mask & causal_mask(7, 10))[:, :, -1:], share * rest @ v[:, :, :seen])
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

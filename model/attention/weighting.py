@@ -397,7 +397,7 @@ class Stick(Weighting):
 
     (Tan et al. 2025.) The weight of s is σ(z_s) Π (1 − σ(z_r)) over the keys r between s and the query; the query's own
     key takes none. The nearest key comes first, which tells the order without positions. The rest goes to no key. Later
-    keys get nothing, also where a mask shows them: it means nothing for the keys of another sequence.
+    keys get nothing, and a mask that shows them is refused: it means nothing for the keys of another sequence.
     """
 
     name = "stick"
