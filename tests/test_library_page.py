@@ -1,0 +1,66 @@
+"""The lines of docs/library.md on other models than the page's, beside values that are computed in another way."""
+
+import copy
+import math
+import re
+from pathlib import Path
+
+import pytest
+import tiktoken
+import torch
+from conftest import close, random_gpt
+from torch import nn
+
+from generation.config import SamplingParams
+from generation.generate import encode_prompt, generate, generate_text
+
+pytestmark = pytest.mark.slow
+PAGE = (Path(__file__).parent.parent / "docs" / "library.md").read_text(encoding="utf-8")
+PAIRS = {b"e" + bytes([letter]): 257 + letter for letter in range(256)}
+TOKENIZER = tiktoken.Encoding(
+    "pairs",
+    pat_str=r"[\s\S]{1,2}",
+    mergeable_ranks={bytes([letter]): letter + (letter > 99) for letter in range(256)} | PAIRS | {b"A ": 513},
+    special_tokens={"<|endoftext|>": 100},  # before other ids, as SmolLM has it
+)
+
+
+def lines(of: str, **names):
+    """Run the block of the page that has a text; return all names, and what it prints as `printed`."""
+    (block,) = [block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if of in block]
+    printed: list[str] = []
+    known = dict(copy=copy, encode_prompt=encode_prompt, generate=generate, generate_text=generate_text, nn=nn)
+    names = known | {"torch": torch, "tokenizer": TOKENIZER, "print": printed.append} | names
+    exec(compile(block, "docs/library.md", "exec"), names)
+    return names | {"printed": printed}
+
+
+def model_of(**settings):
+    return random_gpt(vocab_size=514, block_size=64, **settings)
+
+
+@torch.no_grad()
+def test_bits_are_divided_by_the_bytes_of_the_tokens_that_are_predicted():
+    model = model_of().double()
+    names = lines("bits_per_byte", model=model)
+    first, *others = names["tokens"][0].tolist()
+    assert TOKENIZER.decode([first]) == "A "
+    log_p = model(torch.tensor([[first, *others]]))[0].log_softmax(-1)
+    bits = -sum(log_p[place, token].item() for place, token in enumerate(others)) / math.log(2)
+    close(names["bits_per_byte"], bits / len(TOKENIZER.decode_bytes(others)))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"logit_softcap": 1.0}, {"tie_embeddings": True}, {"attention": "delta"}], ids=str
+)
+def test_tokens_that_a_hook_bans_are_never_drawn(settings):
+    """Half of these ids have an e, and with a cap of 1 no logit is far below another."""
+    model = model_of(**settings)
+    names = lines("banned", model=model)
+    assert len(names["banned"]) == 257
+    hook = model.register_forward_hook(lambda module, inputs, logits: logits.index_fill(-1, names["banned"], -1e4))
+    params = SamplingParams(max_new_tokens=30)
+    texts = [chunk.text for chunk in generate(model, TOKENIZER, [[100, 1]] * 4, seeds=[1, 2, 3, 4], params=params)]
+    hook.remove()
+    assert "e" not in "".join([*texts, *names["printed"]]) and not any(model._forward_hooks)
+    assert "e" in "".join(generate_text(model, TOKENIZER, "A", max_new_tokens=30))
