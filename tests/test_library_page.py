@@ -13,6 +13,7 @@ from torch import nn
 
 from generation.config import SamplingParams
 from generation.generate import encode_prompt, generate, generate_text
+from model.attention import AttentionContext
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parent.parent / "docs" / "library.md").read_text(encoding="utf-8")
@@ -64,3 +65,20 @@ def test_tokens_that_a_hook_bans_are_never_drawn(settings):
     hook.remove()
     assert "e" not in "".join([*texts, *names["printed"]]) and not any(model._forward_hooks)
     assert "e" in "".join(generate_text(model, TOKENIZER, "A", max_new_tokens=30))
+
+
+@pytest.mark.parametrize("settings", [{}, {"attention": "sdpa+value_residual"}, {"attention": "sdpa+window/linear"}])
+def test_a_taller_copy_is_trained_without_its_model(settings):
+    window = {"attention_window": 4} if "window" in str(settings) else {}
+    model, tokens = model_of(**settings, **window), torch.randint(99, (2, 9))
+    before = copy.deepcopy(model.state_dict())
+    taller = lines("taller", model=model)["taller"]
+    with torch.no_grad():
+        x, ctx = model.embed(tokens, None, None, AttentionContext())
+        for block in [*model.blocks, model.blocks[-1]]:
+            x = block(x, ctx)
+        close(taller(tokens), model.logits(x))
+    taller.loss(tokens, tokens).backward()
+    torch.optim.SGD(taller.parameters(), 0.1).step()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert not torch.equal(taller.blocks[0].mlp.down_proj.weight, model.blocks[0].mlp.down_proj.weight)
