@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import tiktoken
 import torch
-from conftest import close, random_gpt
+from conftest import close, random_gpt, tokens_drawn
 from torch import nn
 
 from generation.config import SamplingParams
 from generation.generate import encode_prompt, generate, generate_text
 from model.attention import AttentionContext
+from model.heads import for_each_layer
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parent.parent / "docs" / "library.md").read_text(encoding="utf-8")
@@ -82,3 +83,25 @@ def test_a_taller_copy_is_trained_without_its_model(settings):
     torch.optim.SGD(taller.parameters(), 0.1).step()
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert not torch.equal(taller.blocks[0].mlp.down_proj.weight, model.blocks[0].mlp.down_proj.weight)
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_kv_head": 2, "attention": "sdpa+conv"}, {"position": "learned"}])
+@torch.no_grad()
+def test_the_rows_of_a_written_text_are_those_of_its_own_tokens(settings):
+    model, prompt, params = model_of(**settings), [100, 7, 1, 8, 2], SamplingParams(max_new_tokens=9)
+    rows = lines("last_rows", model=model, prompt=prompt, params=params, for_each_layer=for_each_layer)["last_rows"]
+    (written,) = tokens_drawn(model, TOKENIZER, [prompt], [1], params)
+    wanted = []
+
+    def look(attention, arguments):
+        q, k, _ = attention.queries_keys_values(*arguments)
+        scores = q[:, :, -1:] @ k.repeat_interleave(4 // k.size(1), 1).mT / math.sqrt(8)
+        wanted.append(scores.softmax(-1)[:, :, 0])
+
+    hooks = [attention.register_forward_pre_hook(look) for attention in model.attentions]
+    model(torch.tensor([prompt + written]))
+    for hook in hooks:
+        hook.remove()
+    assert rows[0].shape == (1, 4, 14)
+    for row, by_hand in zip(rows, wanted, strict=True):
+        close(row, by_hand)
