@@ -4,16 +4,18 @@ import copy
 import math
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import tiktoken
 import torch
+import torch.nn.functional as F
 from conftest import close, random_gpt, tokens_drawn
 from torch import nn
 
 from generation.config import SamplingParams
 from generation.generate import encode_prompt, generate, generate_text
-from model.attention import AttentionContext
+from model.attention import FORMS, AttentionContext
 from model.heads import for_each_layer
 
 pytestmark = pytest.mark.slow
@@ -27,13 +29,13 @@ TOKENIZER = tiktoken.Encoding(
 )
 
 
-def lines(of: str, **names):
+def lines(of: str, swapped=("", ""), **names):
     """Run the block of the page that has a text; return all names, and what it prints as `printed`."""
     (block,) = [block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if of in block]
     printed: list[str] = []
     known = dict(copy=copy, encode_prompt=encode_prompt, generate=generate, generate_text=generate_text, nn=nn)
     names = known | {"torch": torch, "tokenizer": TOKENIZER, "print": printed.append} | names
-    exec(compile(block, "docs/library.md", "exec"), names)
+    exec(compile(block.replace(*swapped), "docs/library.md", "exec"), names)
     return names | {"printed": printed}
 
 
@@ -105,3 +107,51 @@ def test_the_rows_of_a_written_text_are_those_of_its_own_tokens(settings):
     assert rows[0].shape == (1, 4, 14)
     for row, by_hand in zip(rows, wanted, strict=True):
         close(row, by_hand)
+
+
+@pytest.mark.parametrize("settings", [{}, {"attention": "sdpa+diff"}, {"attention": "delta/sdpa+sink"}])
+def test_the_entropy_of_a_loss_is_that_of_the_positive_weights_with_its_gradient(settings):
+    model = model_of(**settings).double()
+    tokens, weight = torch.tensor([[100, 7, 1, 8, 2, 8]]), model.blocks[0].mlp.down_proj.weight
+    found, names = [], dict(model=model, tokens=tokens, F=F)
+    seen = weight.register_hook(found.append)
+    entropies = lines("entropies", **names)["entropies"]
+    seen.remove()
+
+    def by_definition():
+        maps = for_each_layer(model, tokens[:, :-1], lambda weights: weights.clamp(min=0))
+        shares = [weights / weights.sum(-1, keepdim=True).clamp(min=1e-12) for weights in maps]
+        return [torch.special.entr(share).sum(-1).mean() for share in shares]
+
+    for entropy, wanted in zip(entropies, by_definition(), strict=True):
+        close(entropy, wanted, rtol=1e-6, atol=1e-6)
+    direction, values = torch.randn_like(weight), []
+    with torch.no_grad():
+        for step in (1e-6, -2e-6):
+            weight += step * direction
+            values.append(model.loss(tokens[:, :-1], tokens[:, 1:]) + 0.1 * sum(by_definition()))
+    close((found[0] * direction).sum(), (values[0] - values[1]) / 2e-6, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("modifiers", ["", "+sink", "+conv+sink"])
+def test_relevance_is_of_the_keys_of_the_text_alone(modifiers):
+    """The gradient of a weight is that of the head's result times the value of the key."""
+    tokens, model = torch.tensor([[100, 7, 1, 8, 2, 8]]), model_of(attention="sdpa" + modifiers)
+    swapped = ("kept+gate", "kept" + modifiers)
+    with mock.patch.dict(FORMS):
+        relevance = lines("relevance", swapped=swapped, model=model, tokens=tokens)["relevance"]
+    values, results, hooks = [], [], []
+
+    def keep_values(attention, arguments):
+        values.append(attention.queries_keys_values(*arguments)[2])
+
+    for attention in model.attentions:
+        hooks.append(attention.register_forward_pre_hook(keep_values))
+        hooks.append(attention.o_proj.register_forward_pre_hook(lambda module, arguments: results.append(*arguments)))
+    logit = model(tokens)[0, -1, 97]
+    for hook in hooks:
+        hook.remove()
+    maps = for_each_layer(model, tokens, lambda weights: weights)
+    for layer, gradient in enumerate(torch.autograd.grad(logit, results)):
+        of_weights = gradient.unflatten(-1, (4, -1)).transpose(1, 2) @ values[layer].mT  # (1, H, T, T)
+        close(relevance[layer], (maps[layer] * of_weights).clamp(min=0).mean(1))
