@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from conftest import close, random_gpt, tokens_drawn
 from torch import nn
 
+from common.errors import SettingsError
 from generation.config import SamplingParams
 from generation.generate import encode_prompt, generate, generate_text
-from model.attention import FORMS, AttentionContext
+from model.attention import FORMS, MODIFIERS, AttentionContext
+from model.cache import KVCache
 from model.heads import for_each_layer
 
 pytestmark = pytest.mark.slow
@@ -155,3 +157,26 @@ def test_relevance_is_of_the_keys_of_the_text_alone(modifiers):
     for layer, gradient in enumerate(torch.autograd.grad(logit, results)):
         of_weights = gradient.unflatten(-1, (4, -1)).transpose(1, 2) @ values[layer].mT  # (1, H, T, T)
         close(relevance[layer], (maps[layer] * of_weights).clamp(min=0).mean(1))
+
+
+def test_the_first_tokens_are_kept_in_place_of_a_window_and_refused_beside_one():
+    model = model_of(attention="sdpa+window", attention_window=32)
+    refused = pytest.raises(SettingsError, match="leave out window, and set attention_window=None")
+    with mock.patch.dict(FORMS), mock.patch.dict(MODIFIERS), refused:
+        lines("class First", swapped=("sdpa+gate+first", "sdpa+window+first"), model=model)
+    model.config.attention_window = None
+    with mock.patch.dict(FORMS), mock.patch.dict(MODIFIERS):
+        streaming = lines("class First", swapped=("sdpa+gate+first", "sdpa+first"), model=model)["streaming"]
+    tokens, place = torch.randint(99, (1, 60)), torch.arange(60)
+    seen = (place < 4) | (place[:, None] - place < 32)
+
+    def hide(block, arguments):
+        arguments[1].mask = seen
+
+    whole = model_of()
+    whole.load_state_dict(model.state_dict())
+    whole.blocks[0].register_forward_pre_hook(hide)
+    with torch.no_grad():
+        close(streaming(tokens), whole(tokens))
+        cache = KVCache(60)
+        close(torch.cat([streaming(part, cache=cache) for part in tokens.split([41, 1, 18], 1)], 1), whole(tokens))
