@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +19,7 @@ from generation.config import SamplingParams
 from generation.generate import encode_prompt, generate, generate_text
 from model.attention import FORMS, MODIFIERS, AttentionContext
 from model.cache import KVCache
+from model.gpt import GPT
 from model.heads import for_each_layer
 
 pytestmark = pytest.mark.slow
@@ -180,3 +182,38 @@ def test_the_first_tokens_are_kept_in_place_of_a_window_and_refused_beside_one()
         close(streaming(tokens), whole(tokens))
         cache = KVCache(60)
         close(torch.cat([streaming(part, cache=cache) for part in tokens.split([41, 1, 18], 1)], 1), whole(tokens))
+
+
+STRETCHED = [
+    {},
+    {"rope_fraction": 0.5},
+    {"rope_fraction": 0.5, "rope_proportional": True},
+    {"attention": "mla"},
+    {"attention": "sdpa+nope/sdpa"},
+]
+
+
+@pytest.mark.parametrize("settings", STRETCHED)
+def test_another_base_halves_the_slowest_frequency_and_leaves_the_fastest(settings):
+    model = model_of(head_size=16, **settings)
+    names = lines("longer = ", model=model, save_checkpoint=mock.Mock(), checkpoint=mock.Mock())
+    for attention, longer in zip(model.attentions, names["longer"].attentions, strict=True):
+        if attention.rope is not None:
+            before, after = (layer.rope.frequencies()[0][[0, -1]] for layer in (attention, longer))
+            close(before / after, torch.tensor([1.0, 2.0]))
+
+
+def test_two_kinds_of_rotation_have_no_one_base():
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        lines("longer = ", model=model_of(attention="sdpa/mla"))
+
+
+@pytest.mark.parametrize("scaling", ["yarn", "llama3"])
+@torch.no_grad()
+def test_a_longer_model_of_the_same_trained_length_reads_short_texts_alike(scaling):
+    model = model_of(head_size=32, rope_scaling=scaling, rope_scaling_factor=4.0)
+    tokens, length = torch.randint(99, (1, 40)), round(model.attentions[0].rope.trained)
+    for kept in (None, length):
+        longer = GPT(replace(model.config, block_size=256, rope_trained_length=kept)).eval()
+        longer.load_state_dict(model.state_dict())
+        assert torch.allclose(longer(tokens), model(tokens), atol=1e-4) == (kept is not None)

@@ -192,13 +192,3 @@ def test_half_a_pair_of_channels_is_refused_but_where_nothing_rotates(settings, 
 @pytest.mark.parametrize(("fraction", "head_size"), [(0.58, 100), (0.14, 100), (0.28, 100), (0.56, 100), (0.07, 200)])
 def test_a_fraction_that_floats_round_rotates_the_channels_that_it_means(fraction, head_size):
     assert layer(head_size=head_size, rope_fraction=fraction).rope.channels == round(fraction * head_size)
-
-
-@pytest.mark.parametrize("settings", [{}, {"rope_fraction": 0.5}, {"attention": "mla"}], ids=str)
-def test_the_pages_factor_for_another_base_stretches_the_slowest_plane_by_a_and_leaves_the_fastest(settings):
-    """NTK-aware scaling, as library.md has it: D counts the channels that rotate, not all of a head."""
-    gpt = random_gpt(n_embd=64, **settings)
-    D = gpt.attentions[0].rope.channels
-    longer = random_gpt(n_embd=64, rope_theta=3 ** (D / (D - 2)) * gpt.config.rope_theta, **settings)
-    before, after = (model.attentions[0].rope.frequencies()[0] for model in (gpt, longer))
-    close(before[[0, -1]] / after[[0, -1]], torch.tensor([1.0, 3.0]))
