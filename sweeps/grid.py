@@ -108,6 +108,9 @@ class Grid(Sweeper):
         if OmegaConf.select(config, "hydra.job.chdir"):
             problem = "hydra.job.chdir=true moves jobs away from the folder in which their paths were typed"
             raise SettingsError(problem, "leave it out: a job's files are in its folder without it")
+        folder = OmegaConf.select(config, "hydra.run.dir") or "."
+        if folder != ".":  # as in conf/train.yaml
+            raise SettingsError(f"hydra.run.dir={folder} is no folder of a sweep", f"type hydra.sweep.dir={folder}")
         given = [""] if self.variants is None else self.variants
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise SettingsError(f"hydra.sweeper.variants={given} is no list of overrides", VARIANTS)

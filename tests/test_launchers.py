@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
@@ -166,6 +167,25 @@ def test_every_launcher_has_settings_that_can_be_read_and_changed(tmp_path, laun
     assert shown.returncode == 0 and settings["_target_"].startswith("hydra_plugins.")
     if asked:
         assert (settings["partition"], settings["timeout_min"], settings["setup"]) == ("gpu", 90, ["module load cuda"])
+
+
+def test_every_launchers_file_has_each_setting_of_its_plugin():
+    # hydra-core 1.4 joins no file with the settings of a plugin that it has in place of.
+    made = {
+        "joblib": has_joblib and "hydra_joblib_launcher.config:JobLibLauncherConf",
+        "submitit_local": has_submitit and "hydra_submitit_launcher.config:LocalQueueConf",
+        "submitit_slurm": has_submitit and "hydra_submitit_launcher.config:SlurmQueueConf",
+    }
+    for launcher, place in made.items():
+        if place:
+            module, _, name = place.partition(":")
+            fields = OmegaConf.structured(getattr(import_module(f"hydra_plugins.{module}"), name))
+            lines = OmegaConf.load(ROOT / f"conf/hydra/launcher/{launcher}.yaml")
+            assert {*fields} == {*lines}
+            # After the first of those that a person rarely changes all have the plugin's defaults.
+            names = [*map(str, lines)]
+            others = names[names.index("backend" if launcher == "joblib" else "stderr_to_stdout") :]
+            assert {name: lines[name] for name in others} == {name: fields[name] for name in others}
 
 
 @pytest.mark.long

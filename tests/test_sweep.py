@@ -519,6 +519,7 @@ MISTAKES = {
     "hydra.sweep.subdir=lr-${optimizer.lr} seed=1,2 optimizer.lr=1,2": "hydra.sweep.subdir=lr-1 is the folder of",
     f"hydra.sweep.subdir=${{wandb.name}}/${{seed}} seed=1,2 wandb.name=a,{'x' * 256}": "x… of 256 bytes, and disks",
     "hydra.job.chdir=true seed=1,2": "hydra.job.chdir=true moves jobs away from the folder in which their paths were",
+    "hydra.run.dir=out seed=1,2": "hydra.run.dir=out is no folder of a sweep: type hydra.sweep.dir=out",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
     "hydra/sweeper=grid2 seed=1,2": "hydra/sweeper=grid2 does not exist: choose hydra/sweeper from",
 }
