@@ -20,7 +20,7 @@ from common.console import print_error, progress_bar, say
 from common.errors import DataError, SettingsError, format_value, naming
 from common.files import keep_copies, locked, os_errors_named, read_foreign, reading, regular, remove, user_path
 from common.text import plural, visible
-from data.encoding import decode_text
+from data.encoding import PARTS, decode_text, has_letters_in_parts
 from data.fields import Record
 from data.json_records import json_array, json_records, whole_number
 from data.opening import is_named
@@ -84,6 +84,13 @@ def tell_literal(prompts: Iterable[str], typed: str = "") -> None:
     if "\\n" in typed:
         remedy = "$'first\\nsecond' in bash, or prompt_file=FILE, has a line end"
         print_error(f"prompt= has \\n, which is read as two letters: {remedy}.")
+
+
+def tell_parts(prompts: Iterable[str]) -> None:
+    """Tell of prompts whose letters are in parts, as some keyboards write them."""
+    count = sum(map(has_letters_in_parts, prompts))
+    if count:
+        print_error(f"{plural(count, 'prompt')} with {PARTS}, which few texts have: docs/data.md writes them whole.")
 
 
 def tell_line_ends(prompts: Sequence[str], prompt_file: str | None) -> None:

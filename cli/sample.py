@@ -15,6 +15,7 @@ from cli.prompts import (
     tell_joined,
     tell_line_ends,
     tell_literal,
+    tell_parts,
     write_results,
 )
 from common.console import say
@@ -44,6 +45,7 @@ def write_samples(config: SampleConfig) -> None:
     texts = [each["prompt"] for each in prompts]
     tell_literal(texts, config.prompt)
     tell_line_ends(texts, config.prompt_file)
+    tell_parts(texts)
     # Load the model, and convert its weights.
     run_code(config.code)
     checkpoint = open_checkpoint(config.checkpoint, device)
@@ -142,6 +144,7 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
             else:
                 prompt = as_utf8([{"prompt": line.removeprefix("/") if line else text}])[0]["prompt"]
                 tell_joined(checkpoint.tokenizer, [line])
+                tell_parts([line])
                 text = prompt + print_samples(checkpoint.model, checkpoint.tokenizer, config, prompt)
         except SettingsError as error:
             say(error)

@@ -40,6 +40,13 @@ ALIASES = {
         "data.path: a file in lower case, which docs/data.md makes",
     ),
     **dict.fromkeys(
+        (
+            *("normalize", "normalise", "normalizer", "normalization", "unicode_normalization", "unicode_normalize"),
+            *("normalization_form", "normalization_rule_name", "nfc", "nfd", "nfkc"),
+        ),
+        "data.path: a file in one form, such as NFC, which docs/data.md makes",
+    ),
+    **dict.fromkeys(
         ("shuffle", "shuffle_data", "should_shuffle", "dataset_shuffle", "train_dataloader_shuffle"),
         "seed: the windows are always shuffled, by it; init_from=RUN learns one text after another",
     ),

@@ -24,6 +24,9 @@ from data.tokenizer import LONGEST, replace_surrogates
 Open = Callable[[], BinaryIO]
 """Opens the bytes of a text, unpacked; called again for each reading."""
 
+PARTS = "letters in parts (NFD), e and a mark for é"
+"""Letters as few texts have them, to which a tokenizer gives other tokens."""
+
 SAVE = "save it as plain text in UTF-8 with the program that made it"
 # {type by chardet or STARTS: (noun, the step that makes text of it)}. A type that begins as in OTHERS has its noun.
 BINARY = {
@@ -322,6 +325,11 @@ def read_as(text: str) -> str:
             if len(re.findall(r"[^\x00-\x7f]", meant)) >= FEWEST_TWICE:
                 return name
     return ""
+
+
+def has_letters_in_parts(text: str) -> bool:
+    """Return whether a text has letters in parts that Unicode has whole, as e and a mark."""
+    return len(unicodedata.normalize("NFC", text)) < len(text)
 
 
 def decode_text(name: str, content: bytes) -> tuple[str, Damage | None]:

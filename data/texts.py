@@ -25,7 +25,7 @@ from common.errors import DataError, first_line, format_value, naming
 from common.files import reading, replacing, user_path, without_dots
 from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
-from data.encoding import Damage, NotText, check_text, read_as
+from data.encoding import PARTS, Damage, NotText, check_text, has_letters_in_parts, read_as
 from data.fields import Record, has_field, listed, value_of
 from data.formats import Format, format_of, records_of
 from data.json_records import is_assigned
@@ -391,6 +391,7 @@ class Source:
                     f"\\n in two letters in {field}, which the model learns ({COMMAND})": has_escaped_ends(text),
                     f"headers of mail or news in {field}, which the model learns ({COMMAND})": HEADERS.match(text),
                     f"HTML's &amp; or its like in {field}, which the model learns ({COMMAND})": has_signs_of_html(text),
+                    f"{PARTS} in {field}, which the model learns ({COMMAND})": has_letters_in_parts(text),
                 }
                 for sign in filter(signs.get, signs):
                     self._note(f"Records with {sign}", 1, where)
@@ -598,6 +599,7 @@ SIGNS: dict[str, Callable[[str], object]] = {
         lambda text: MARK in text
     ),
     f"with HTML's &amp; or its like, which the model learns ({COMMAND})": has_signs_of_html,
+    f"with {PARTS}, which the model learns ({COMMAND})": has_letters_in_parts,
     f"of mail or news with headers, which the model learns ({COMMAND})": HEADERS.match,
     f"of mail in base64 or quoted-printable, which the model learns ({COMMAND})": ENCODED_MAIL.match,
 }

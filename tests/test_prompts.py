@@ -381,6 +381,12 @@ def test_line_ends_of_windows_in_records_are_counted(write, capsys):
     assert r"1 prompt with \r at line ends, which few texts have: write \n alone." in capsys.readouterr().err
 
 
+def test_prompts_with_letters_in_parts_are_counted_and_kept(write, capsys):
+    (result, _) = write("e\u0301t\u00e9\n\u00e9t\u00e9\n")
+    assert "1 prompt with letters in parts (NFD), e and a mark for é, which few texts have" in capsys.readouterr().err
+    assert result["prompt"] == "e\u0301t\u00e9"
+
+
 def test_fields_that_a_sample_replaces_are_told_and_others_kept(write, capsys):
     rows = [{"prompt": "a", "text": "the true ending", "id": 1}, {"prompt": "b", "finish": "good", "made_by": "me"}]
     results = write("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "c", "note": "mine"}]))

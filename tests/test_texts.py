@@ -793,6 +793,45 @@ def test_signs_of_html_are_told_and_the_commands_of_the_page_write_the_text(tmp_
         assert read(source) == [MEANT] and not source.note_lines()
 
 
+IN_PARTS = {
+    "e\u0301le\u0300ve": "\u00e9l\u00e8ve",
+    "\u1112\u1161\u11ab": "\ud55c",  # a syllable of Korean
+    "\u304b\u3099": "\u304c",  # of Japanese
+    "Vie\u0323\u0302t": "Vi\u1ec7t",
+}
+WHOLE = ["élève", "한", "が", "Việt", "ज़रा", "फ़िल्म", "مُحَمَّد", "שָׁלוֹם", "👍🏽", "x\u0301", "Å ﬁ"]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_letters_in_parts_are_told_and_the_commands_of_the_page_write_them_whole(tmp_path):
+    parts, whole = (" ".join(words) + "\n" for words in (IN_PARTS, IN_PARTS.values()))
+    (tmp_path / "notes.txt").write_text(parts, encoding="utf-8")
+    (tmp_path / "posts.jsonl").write_text(json.dumps({"text": parts, "id": 1}) + "\n")  # in escapes
+    (tmp_path / "table.csv").write_text(f'id,text\n1,"{parts}"\n', encoding="utf-8")
+    facts = {
+        "notes.txt": "Files with letters in parts (NFD), e and a mark for é, which",
+        "posts.jsonl": "Records with letters in parts (NFD), e and a mark for é in text, which",
+        "table.csv": "Records with letters in parts (NFD), e and a mark for é in text, which",
+    }
+    for name, fact in facts.items():
+        source = of_path(tmp_path / name, "files")
+        assert read(source) == [parts]
+        (note,) = source.note_lines()
+        assert note.startswith(fact) and "(docs/data.md has the command): 1, first in" in note
+    begins = {"whole.txt": "python -c 'import sys, unicodedata as u", "whole.jsonl": "jq -c . posts.jsonl"}
+    for made, begin in begins.items():
+        command = command_of_the_page(begin, f"> {made}")
+        subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+        source = of_path(tmp_path / made, "files")
+        assert read(source) == [whole] and not source.note_lines()
+
+
+def test_marks_that_no_whole_letter_has_are_not_told(tmp_path):
+    (tmp_path / "a.txt").write_text(" ".join(WHOLE), encoding="utf-8")
+    source = of_path(tmp_path / "a.txt", "files")
+    assert read(source) == [" ".join(WHOLE)] and not source.note_lines()
+
+
 CHATS = [
     "{month}/{day}/24, {hour}:05 - ",
     "[{day:02}.{month:02}.24, {hour}:05:09] ",
