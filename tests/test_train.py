@@ -21,6 +21,7 @@ from common.errors import SettingsError
 from data.config import DataConfig
 from generation.generate import generate_text
 from model.config import GPTConfig
+from model.gpt import GPT
 from model.size import without_weights
 from runs.checkpoint import open_checkpoint, read_meta
 from runs.directory import written_settings
@@ -342,3 +343,25 @@ def test_a_python_program_may_give_paths_numpys_integers_and_dicts(train_config,
     assert written_settings(tmp_path / "own")["model.n_layer"] == 1
     with pytest.raises(SettingsError, match="batch_size=1.5 is not a whole number"):
         train(replace(config, batch_size=1.5))
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_page_give_the_windows_of_a_step(train_config, monkeypatch):
+    """docs/library.md, beside what the loss is given, after the number of windows in a step has changed."""
+    given = []
+    loss = GPT.loss
+
+    def record(model, tokens, *arguments, **options):
+        given.extend(tokens.tolist() if model.training else [])
+        return loss(model, tokens, *arguments, **options)
+
+    monkeypatch.setattr(GPT, "loss", record)
+    train(replace(train_config, micro_batch_size=4))
+    directory = train_config.run_dir
+    train(replace(train_config, resume=directory, run_dir=None, batch_size=4, max_steps=33, allow_changes=True))
+    page = (Path(__file__).parent.parent / "docs/library.md").read_text(encoding="utf-8")
+    lines = re.search(r"from dataclasses import replace\n\nfrom data.prepare.*?(?=print)", page, re.DOTALL)[0]
+    names = {"checkpoint": open_checkpoint(f"{directory}/checkpoints/last"), "TrainConfig": TrainConfig}
+    exec(lines, names)
+    windows = names["data"].train_batch(29, 0, 4).inputs.tolist()
+    assert windows == given[20 * 8 + 9 * 4 :][:4]
