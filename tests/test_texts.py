@@ -793,6 +793,31 @@ def test_signs_of_html_are_told_and_the_commands_of_the_page_write_the_text(tmp_
         assert read(source) == [MEANT] and not source.note_lines()
 
 
+CUES = ["<i>Hello</i> there.", "3", "2\n1", "<v Ann>end 5"]
+SPOKEN = "Hello there.\n3\n2\n1\nend 5\n"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    "head", ["", "WEBVTT\nKind: captions\nLanguage: en\n\nSTYLE\n::cue { color: red }\n\nNOTE\none\n\n"]
+)
+def test_the_command_of_the_page_keeps_what_is_said_in_subtitles(tmp_path, head, end):
+    cues = [f"{number}\n00:00:0{number},5 --> 00:00:0{number},9\n{cue}\n" for number, cue in enumerate(CUES, start=1)]
+    (tmp_path / "film.srt").write_bytes(b"\xef\xbb\xbf" + (head + "\n".join(cues)).replace("\n", end).encode())
+    subprocess.run(["bash", "-c", command_of_the_page("sed -E '1s/", "> film.txt")], check=True, cwd=tmp_path)
+    assert (tmp_path / "film.txt").read_bytes().decode().replace("\n\n", "\n") == SPOKEN
+
+
+def test_the_command_of_the_page_takes_each_line_of_automatic_captions_once(tmp_path):
+    shown = [" ", "a<00:00:00.5><c> b</c>"], ["a b", " "], ["a b", "c<00:00:03.1><c> d</c>"], ["c d", " "]
+    time = "00:00:01.000 --> 00:00:02.000 align:start position:0%"
+    text = "WEBVTT\nKind: captions\n\n" + "".join("\n".join([time, *lines, "", ""]) for lines in shown)
+    (tmp_path / "film.srt").write_text(text)
+    commands = [command_of_the_page("sed -E '1s/", "> film.txt"), command_of_the_page("grep '[^ ]'", "> lines.txt")]
+    subprocess.run(["bash", "-c", "\n".join(commands)], check=True, cwd=tmp_path)
+    assert (tmp_path / "lines.txt").read_text() == "a b\nc d\n"
+
+
 IN_PARTS = {
     "e\u0301le\u0300ve": "\u00e9l\u00e8ve",
     "\u1112\u1161\u11ab": "\ud55c",  # a syllable of Korean
