@@ -58,6 +58,7 @@ from runs.resume import (
 from runs.summary import Summary, read_summary, write_summary
 from train import train
 from training.config import OptimizerConfig, TrainConfig
+from training.plan import plan_run
 from training.run import Run
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -301,6 +302,26 @@ def test_settings_that_change_the_result_are_named_and_refused_and_others_may_ch
     after = open_checkpoint(config.run_dir)
     assert after.meta.progress.step == 10 and after.meta.data != before.meta.data
     assert after.tokenizer._mergeable_ranks == before.tokenizer._mergeable_ranks
+
+
+@pytest.mark.slow
+def test_a_run_of_a_small_vocabulary_goes_on_with_a_text_that_has_more_tokens(train_config, text_file):
+    """The vocabulary that it inherits was refused: a tokenizer of the new text, which it never takes, had more ids."""
+    config = replace(train_config, tokenizer=TokenizerConfig(name="bpe", vocab_size=2048), max_steps=1)
+    train(config)
+    before = open_checkpoint(config.run_dir)
+    ids = before.tokenizer.n_vocab
+    words = (f"{first}{second}{third}" for first in "bdfgk" for second in "aeiou" for third in "lmnrst")
+    text_file.write_text(text_file.read_text() + " ".join(words) * 40)
+    model = replace(config.model, vocab_size=before.model.config.vocab_size)  # as the command inherits it
+    again = replace(config, model=model, resume=config.run_dir, max_steps=2)
+    assert prepare(config.data, config.tokenizer).vocab_size > model.vocab_size == ids
+    with pytest.raises(SettingsError, match="the text or its modification time has changed: restore these"):
+        train(again)
+    assert f"embedding {ids * 32:,}" in plan_run(train_module.train_step, replace(again, allow_changes=True))
+    train(replace(again, allow_changes=True))
+    after = open_checkpoint(config.run_dir)
+    assert after.meta.progress.step == 2 and after.tokenizer._mergeable_ranks == before.tokenizer._mergeable_ranks
 
 
 def test_the_settings_of_earlier_steps_are_those_that_shape_the_weights_and_add_up():

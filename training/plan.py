@@ -37,7 +37,15 @@ from training.guest import generator_kept, process_kept
 from training.optimizer import optimizer_state
 from training.pretrained import open_pretrained
 from training.run import Run, rank_batch_size, steps_to_take
-from training.start import check_machine, choose_compile, freeze, open_data, refuse_too_large, with_vocabulary
+from training.start import (
+    check_machine,
+    choose_compile,
+    freeze,
+    open_data,
+    refuse_too_large,
+    with_vocabulary,
+    without_vocabulary,
+)
 from training.terminal import EPOCHS, describe, epochs
 from training.threads import threads_of_run
 
@@ -194,9 +202,9 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
         one_of("plan.device", config.plan.device, DEVICES)
         rank_batch_size(config, 1)
 
-    # Open the data, which decides the vocabulary.
+    # Open the data, which decides the vocabulary, but of a run that is resumed.
     config, _, encoding = open_pretrained(config)
-    data = open_data(config, encoding)
+    data = open_data(without_vocabulary(config) if config.resume else config, encoding)
     config = with_vocabulary(config, data.vocab_size)
     model = without_weights(config.model)
     config = replace(config, max_steps=steps_to_take(config, model))

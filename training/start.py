@@ -154,7 +154,9 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     if saved and not config.data.is_task:  # rank 0 reads it: another machine may not have the checkpoint
         own = ranks.broadcast_object(read_tokenizer(saved.path / TOKENIZER) if ranks.is_first else None)
         encoding = own if saved.meta.own_tokenizer else encoding
-    data = open_data(config, encoding, prepares=ranks.local_rank == 0)
+    # A resumed run inherits the vocabulary of its own tokenizer. That of a changed text may have more ids.
+    unsized = config if own is None or encoding else without_vocabulary(config)
+    data = open_data(unsized, encoding, prepares=ranks.local_rank == 0)
     if saved and saved.meta.data != data.fingerprint:
         check_settings(asdict(config), saved.meta, asdict(TrainConfig()), data.fingerprint)
     if saved and own and encoding is None and isinstance(data, TokenDataset):
@@ -270,6 +272,11 @@ def freeze(model: GPT, parts: Sequence[str]) -> None:
 def with_vocabulary(config: TrainConfig, vocab_size: int) -> TrainConfig:
     """Return config with this model.vocab_size, unless it has one."""
     return replace(config, model=replace(config.model, vocab_size=config.model.vocab_size or vocab_size))
+
+
+def without_vocabulary(config: TrainConfig) -> TrainConfig:
+    """Return config without its model.vocab_size, for a text that does not decide it."""
+    return replace(config, model=replace(config.model, vocab_size=None))
 
 
 def restore(run: Run, saved: Saved) -> None:
