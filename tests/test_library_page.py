@@ -217,3 +217,22 @@ def test_a_longer_model_of_the_same_trained_length_reads_short_texts_alike(scali
         longer = GPT(replace(model.config, block_size=256, rope_trained_length=kept)).eval()
         longer.load_state_dict(model.state_dict())
         assert torch.allclose(longer(tokens), model(tokens), atol=1e-4) == (kept is not None)
+
+
+@pytest.mark.parametrize("attention", ["index", "dsa", "index+window/sdpa"])
+def test_an_indexer_learns_from_texts_alone_if_padding_on_the_right_is_told(attention):
+    window = {"attention_window": 9} if "window" in attention else {}
+    model, tokens = model_of(attention=attention, **window).train(), torch.randint(99, (2, 24))
+    targets, starts = tokens.roll(-1, 1), torch.zeros(2, 24, dtype=torch.long)
+    targets[0, 9:] = -100
+    starts[0, 9:] = 24
+    weights = [weight for name, weight in model.named_parameters() if "index" in name]
+
+    def gradients(loss):
+        return torch.autograd.grad(loss, weights)
+
+    alone = sum(model.loss(tokens[row : row + 1, :n], targets[row : row + 1, :n]) for row, n in enumerate((9, 24)))
+    wanted = gradients(alone)
+    for gradient, of_texts in zip(gradients(model.loss(tokens, targets, doc_starts=starts)), wanted, strict=True):
+        close(gradient, of_texts, rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(gradients(model.loss(tokens, targets))[0], wanted[0], atol=1e-2)
