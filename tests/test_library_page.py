@@ -236,3 +236,13 @@ def test_an_indexer_learns_from_texts_alone_if_padding_on_the_right_is_told(atte
     for gradient, of_texts in zip(gradients(model.loss(tokens, targets, doc_starts=starts)), wanted, strict=True):
         close(gradient, of_texts, rtol=1e-3, atol=1e-4)
     assert not torch.allclose(gradients(model.loss(tokens, targets))[0], wanted[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_cache_of_eight_bits_rounds_each_row_by_its_largest_number_and_keeps_zeros(dtype):
+    cache = lines("class RoundedCache", KVCache=KVCache)["RoundedCache"](9)
+    rows = torch.randn(2, 3, 5, 8).to(dtype)
+    rows[0, 0], rows[0, 1] = 0, rows[0, 1] / 1000
+    step = rows.double().abs().amax(-1, keepdim=True) / 127
+    wanted = torch.where(step > 0, (rows.double() / step).round() * step, 0)
+    close(cache.append(0, "k", rows).double(), wanted, rtol=torch.finfo(dtype).eps)
