@@ -93,7 +93,7 @@ def _generate(
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each.")
     if not len(prompts):
         return
-    check_gpt(uncompiled(model))
+    check_gpt(model)
     seeds = [index(seed) for seed in seeds]
     for seed in seeds:
         if not 0 <= seed < SEEDS:

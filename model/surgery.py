@@ -109,7 +109,13 @@ def tie_again(model: Any, keys: Any) -> None:
 
 
 def check_gpt(model: Any) -> None:
-    """Raise ValueError for a module around a GPT, such as torch's average of the weights."""
+    """Raise ValueError for a module around a GPT, such as torch's average of the weights.
+
+    So it does for a hook on what torch.compile() returned: the model that it was given is read, which has no such hook.
+    """
+    if uncompiled(model) is not model and any(getattr(model, hooks) for hooks in HOOKS):
+        raise ValueError("a hook is on what torch.compile() returned: set it on the model that was compiled.")
+    model = uncompiled(model)
     if not hasattr(model, "lm_head"):
         name = type(model).__name__
         raise ValueError(f"the model is of type {name}: give the GPT in it, such as its module or its model.")

@@ -102,6 +102,21 @@ def test_a_compiled_model_is_written_as_the_model_that_it_is(tmp_path):
     close(from_huggingface(str(tmp_path / "theirs"))(tokens), model(tokens))
 
 
+def test_a_hook_on_a_compiled_model_is_refused_where_a_text_is_written_and_on_the_model_itself_is_in_it():
+    tokenizer = make_tokenizer(TokenizerConfig(name="byte"), [])
+    model = random_gpt(vocab_size=tokenizer.n_vocab)
+    compiled = torch.compile(model, backend="eager")
+    for hooked in (compiled, model):
+        hook = hooked.register_forward_hook(lambda module, inputs, logits: logits.index_fill(-1, torch.tensor(65), 1e4))
+        if hooked is compiled:
+            with pytest.raises(ValueError, match="set it on the model that was compiled"):
+                next(generate_text(compiled, tokenizer, "A", max_new_tokens=3))
+        else:
+            assert "".join(generate_text(compiled, tokenizer, "A", max_new_tokens=3)) == "AAA"
+        hook.remove()
+    assert "".join(generate_text(compiled, tokenizer, "A", max_new_tokens=3)) != "AAA"
+
+
 def compile_parts(model):
     """Put what torch.compile() returns in the place of a block, an attention, an MLP and the head."""
     model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
