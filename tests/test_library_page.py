@@ -18,6 +18,9 @@ from common.errors import SettingsError
 from generation.config import SamplingParams
 from generation.generate import encode_prompt, generate, generate_text
 from model.attention import FORMS, MODIFIERS, AttentionContext
+from model.attention.call import lengths
+from model.attention.modifiers import Modifier
+from model.attention.registry import modifier
 from model.cache import KVCache
 from model.gpt import GPT
 from model.heads import for_each_layer
@@ -246,3 +249,12 @@ def test_a_cache_of_eight_bits_rounds_each_row_by_its_largest_number_and_keeps_z
     step = rows.double().abs().amax(-1, keepdim=True) / 127
     wanted = torch.where(step > 0, (rows.double() / step).round() * step, 0)
     close(cache.append(0, "k", rows).double(), wanted, rtol=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("settings", [{"position": "alibi"}, {"attention": "sdpa+forget"}, {"attention": "gta+fade"}])
+def test_a_prefix_is_refused_beside_a_penalty_that_raises_the_scores_of_later_keys(settings):
+    model, tokens = model_of(**settings), torch.randint(99, (1, 20))
+    names = dict(modifier=modifier, Modifier=Modifier, lengths=lengths, GPT=GPT, replace=replace)
+    swapped = "sdpa+gate", model.config.attention
+    with mock.patch.dict(MODIFIERS), pytest.raises(ValueError, match="ALiBi, forget and fade raise the scores of lat"):
+        lines("class Prefix", swapped=swapped, model=model, tokens=tokens, **names)
