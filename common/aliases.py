@@ -87,7 +87,8 @@ ALIASES = {
     **dict.fromkeys(
         (
             *("unk_token", "unk_id", "character_coverage", "byte_fallback"),
-            *("special_tokens", "additional_special_tokens", "user_defined_symbols"),
+            *("special_tokens", "additional_special_tokens", "add_special_tokens", "user_defined_symbols"),
+            *("add_tokens", "new_tokens", "added_tokens", "control_codes", "control_tokens"),
         ),
         "tokenizer: none has unknown letters, a new one is its bytes; <|endoftext|> is the only special token",
     ),
@@ -183,7 +184,13 @@ ALIASES = {
     "warmup_iters": "schedule.warmup_steps",
     "lr_warmup_steps": "schedule.warmup_steps",
     "warmup_ratio": "schedule.warmup_steps: a number of steps",
-    "lr_decay_iters": "max_steps: the schedule ends with the run",
+    **dict.fromkeys(
+        (
+            *("lr_decay_iters", "lr_max_steps", "position_lr_max_steps", "lr_total_steps", "lr_steps", "t_max"),
+            *("scheduler_steps", "scheduler_total_steps", "schedule_steps", "learning_rate_schedule_steps"),
+        ),
+        "max_steps: the schedule ends with the run; docs/training.md goes on at its last rate",
+    ),
     **dict.fromkeys(
         (
             *(
@@ -209,6 +216,11 @@ ALIASES = {
     "num_train_steps": "max_steps",
     "max_train_steps": "max_steps",
     "total_steps": "max_steps",
+    **dict.fromkeys(("num_training_steps", "training_steps", "num_steps", "n_steps"), "max_steps"),
+    **dict.fromkeys(
+        ("steps", "more_steps", "extra_steps", "additional_steps", "further_steps", "steps_to_train"),
+        "max_steps: of the whole run, with those before resume=RUN; init_from=RUN counts from 0",
+    ),
     "iterations": "max_steps",
     "epochs": "max_steps: the line `run` tells the epochs",
     "num_epochs": "max_steps: the line `run` tells the epochs",
@@ -324,10 +336,11 @@ ALIASES = {
     "dtype": "precision",
     "mixed_precision": "precision",
     "torch_dtype": "precision dtype",
+    **dict.fromkeys(("model_dtype", "train_dtype", "compute_dtype", "amp_dtype"), "precision"),
     "outtype": "dtype: float32, bfloat16 or float16",
     "precision": "dtype: float32, bfloat16 or float16",
     "bf16": "precision: precision=bf16",
-    "fp16": "precision: precision=fp16",
+    **dict.fromkeys(("fp16", "half", "float16"), "precision: precision=fp16"),
     "amp": "precision: auto takes bf16 or fp16 where they are fast",
     "torch_compile": "compile: auto, on or off",
     "accelerator": "device",
