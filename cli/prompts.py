@@ -18,7 +18,7 @@ import tiktoken
 
 from common.console import print_error, progress_bar, say
 from common.errors import DataError, SettingsError, format_value, naming
-from common.files import keep_copies, locked, os_errors_named, read_foreign, reading, regular, remove, user_path
+from common.files import keep_copies, locked, os_errors_named, read_foreign, regular, remove, user_path
 from common.text import plural, visible
 from data.encoding import PARTS, decode_text, has_letters_in_parts
 from data.fields import Record
@@ -50,7 +50,7 @@ class Job(NamedTuple):
 
 def read_text(setting: str, where: str) -> str:
     """Return the text of SETTING=WHERE; - is standard input. Tell of bytes that are not UTF-8."""
-    with reading(setting, where):
+    with os_errors_named(setting, where, "read", "give one that exists and that you may read, or - for standard input"):
         content = sys.stdin.buffer.read() if where == "-" else read_foreign(user_path(setting, where))
     with naming(setting, where):
         text, damage = decode_text("the standard input" if where == "-" else where, content)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import tiktoken
 from conftest import random_gpt, run_here, some
 
-from cli.prompts import read_prompts, tell_joined
+from cli.prompts import read_prompts, read_text, tell_joined
 from common.errors import DataError, SettingsError
 from common.files import locked
 from data.config import TokenizerConfig
@@ -379,6 +380,13 @@ def test_the_command_that_removes_a_files_line_ends_gives_the_prompt_meant(check
 def test_line_ends_of_windows_in_records_are_counted(write, capsys):
     write('{"prompt": "a\\r\\nb"}\r\n{"prompt": "a\\nb"}\r\n')
     assert r"1 prompt with \r at line ends, which few texts have: write \n alone." in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs")
+def test_a_pipe_is_answered_with_the_name_of_standard_input(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingsError, match="not a regular file.*, or - for standard input"):
+        read_text("prompt_file", str(tmp_path / "pipe"))
 
 
 def test_prompts_with_letters_in_parts_are_counted_and_kept(write, capsys):
