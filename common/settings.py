@@ -171,6 +171,8 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
         counted = " of steps" * name.endswith("_interval")  # not of minutes
         fault = f"is not {noun}{counted}{', or null' * is_nullable}{has_sign}"
         remedy = f"write '{name}={quoted_list(value)}'" if kind == list[str] and quoted_list(value) else ""
+        if kind is int and str(value).startswith("+"):
+            remedy = "write the sum, without +"
         raise SettingsError(fault, remedy, setting=name, value=value) from None
 
 
@@ -189,11 +191,11 @@ def quoted_list(value: Any) -> str:
 
 
 def whole_number(value: Any) -> int:
-    """Return 1000 for 1000, 1e3 and 1000.0."""
+    """Return 1000 for 1000, 1e3 and 1000.0; not for +1000, as if it were added to another."""
     text = format_value(value)
-    if not float(text).is_integer():
+    if not float(text).is_integer() or text.startswith("+"):
         raise ValueError("a whole number is wanted")
-    return int(text) if text.lstrip("+-").isdecimal() else int(float(text))
+    return int(text) if text.lstrip("-").isdecimal() else int(float(text))
 
 
 def texts(value: Any) -> list[str]:

@@ -315,6 +315,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "seed=${oc.env:RANK,3}": """; the shell puts in a variable: seed="${RANK:-3}\"""",
     "model.n_head=many": "model.n_head=many is not a whole number",
     "max_steps=1.5": "max_steps=1.5 is not a whole number, or null",
+    "max_steps=+50": "max_steps=+50 is not a whole number, or null: write the sum, without +",
     "checkpoint_interval=10m": "checkpoint_interval=10m is not a whole number of steps: correct it",
     "gpu=0": "here it is device (cuda:1 is the second GPU; docs/hardware.md chooses several)",
     "max_hours=1": "here it is max_minutes (60 for an hour of training)",
