@@ -71,6 +71,8 @@ MOST_COMPARED = 1 << 21
 LONGEST_SHARE = 1 / 30
 # Characters of a document that may take a quarter of it where the others do not suffice: its end would say little.
 SHORT = 3_000
+# Characters of an end that is held out below which most of its tokens lack what they go on from.
+SHORT_END = 500
 
 Log = Callable[[str], None]
 Piece = tuple[str, bool, str]
@@ -351,17 +353,22 @@ class Split:
         self.unlike = copies[barred].sum() / total if is_unlike and fraction else 0.0
         """The share of the text of documents that are never held out and are of another kind: ten times as long."""
         self.held_out = is_enough & others & (free.cumsum() - free < wanted)
-        lengths = () if is_enough else _hashes(self.documents())
-        self.kept = [length - int(length * fraction) for _, length in lengths]
+        lengths = [] if is_enough else [length for _, length in _hashes(self.documents())]
+        self.kept = [length - int(length * fraction) for length in lengths]
+        self.end = fraction * sum(lengths) / len(lengths) if len(lengths) > 1 else 0.0
+        """The mean length of the ends that are held out of several documents; 0 if whole ones are."""
 
     def unheld_text(self) -> str:
-        """Return the words on what is never held out, if it is one large document or another kind."""
+        """Return the words on what is never held out: a large document, another kind, beginnings."""
         if self.longest > 0.5:
             share = f"{self.longest:.0%} of it is one document, of which nothing is held out"
             return f"; {share}: divide it, or set data.val_path"
         if self.unlike > 0.2:
             share = f"{self.unlike:.0%} of it is in documents too long to be held out beside the short ones"
             return f"; {share}: hold some out by data.val_path"
+        if 0 < self.end < SHORT_END:
+            ends = f"the end of each document is held out, {self.end:.0f} characters on average"
+            return f"; {ends}, and scored without its beginning: set data.val_path"
         return ""
 
     def documents(self) -> Iterable[Iterable[str]]:

@@ -753,6 +753,30 @@ def test_a_document_that_is_most_of_the_text_and_never_held_out_is_told(size, to
     assert b"message" not in bytes(held[held < 256].astype(np.uint8))
 
 
+@pytest.mark.parametrize(
+    ("length", "number", "settings", "told"),
+    [(200, 24, {}, True), (9_000, 5, {}, False), (200, 1, {}, False), (200, 24, {"val_fraction": 0.0}, False)],
+)
+def test_ends_that_are_held_out_of_short_documents_are_told(length, number, settings, told, tmp_path):
+    """Each document has copies, so that whole ones would be too much."""
+    texts = [f"{n:04}" * (length // 4) for n in range(number)]
+    write_jsonl(tmp_path / "a.jsonl", texts * (6 if number > 1 else 1))
+    if settings:
+        settings["val_path"] = str(write_jsonl(tmp_path / "b.jsonl", texts))
+    source = Source(DataConfig(source="files", path=str(tmp_path / "a.jsonl"), **settings))
+    text = prepare.make_folder(
+        tmp_path / "made",
+        source,
+        TokenizerConfig(name="byte"),
+        lambda line: None,
+        prepare.validation_source(source.config),
+    )
+    assert ("held out, 20 characters on average, and scored without its beginning" in text) == told
+    _, held = prepare.open_folder(tmp_path / "made", make_tokenizer(TokenizerConfig(name="byte"), []), "", "")
+    ends = np.diff(np.flatnonzero(np.append(held, 256) == 256)) - 1
+    assert not told or (ends.mean() == 20 and len(ends) == 6 * number)
+
+
 def test_a_field_that_is_asked_of_texts_alone_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("id;note\n1;hello\n" * 50)
     source = Source(DataConfig(source="files", path=str(tmp_path / "a.txt"), text_field="note"))
