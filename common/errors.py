@@ -142,6 +142,21 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
+def library_fault(fault: str, library: str, install: str, error: Exception) -> tuple[str, str]:
+    """Return fault and remedy for an optional library whose import failed.
+
+    It is absent, or does not fit another. fault: ends in the need of it. install: the remedy if it is absent.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name == library:
+        return fault, install
+    return f"{fault}, whose import fails ({first_line(error)})", mend(library)
+
+
+def mend(library: str) -> str:
+    """Return the remedy for a library that is installed and cannot be imported."""
+    return f"mend its installation, as by pip install -U {library}"
+
+
 def os_error_reason(error: BaseException) -> str:
     """Return the system's message for an OSError, otherwise the first line of the error's."""
     if getattr(error, "errno", None) == errno.EFBIG:  # which is no lack of room

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from common.errors import DataError, first_line
+from common.errors import DataError, first_line, library_fault
 from common.text import plural
 from data.fields import Record, missing_field, path_of, value_of
 from data.opening import stem_of
@@ -21,8 +21,9 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
     try:
         import pyarrow as pa  # type: ignore[import-untyped, import-not-found, unused-ignore]
         from pyarrow import parquet
-    except ImportError as error:
-        raise DataError("is Parquet, which needs pyarrow", 'pip install -e ".[hf]"', value=file) from error
+    except Exception as error:  # an import may fail by any
+        fault, remedy = library_fault("is Parquet, which needs pyarrow", "pyarrow", 'pip install -e ".[hf]"', error)
+        raise DataError(fault, remedy, value=file) from error
     try:
         with parquet.ParquetFile(file) as content:
             columns = _columns(pa, content.schema_arrow)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import urlopen
 
-from common.errors import DataError, first_line, format_value, naming
+from common.errors import DataError, first_line, format_value, library_fault, naming
 from common.files import reading, replacing, user_path, without_dots
 from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
@@ -611,8 +611,9 @@ def _dataset_records(config: DataConfig) -> Iterator[Record]:
     # Imported here because it is optional, and slow.
     try:
         import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise DataError("data=hf needs the datasets library", 'pip install -e ".[hf]"') from error
+    except Exception as error:  # an import may fail by any
+        install = 'pip install -e ".[hf]"'
+        raise DataError(*library_fault("data=hf needs the datasets library", "datasets", install, error)) from error
     # Stream the records: a dataset may be larger than the disk.
     settings = f"data.name={config.name}, data.subset={format_value(config.subset)}, data.split={config.split}"
     place = user_path("data.name", str(config.name))

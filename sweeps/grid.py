@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.console import ending_signals, exit_on_signal
-from common.errors import SettingsError, format_value
+from common.errors import SettingsError, format_value, library_fault, mend
 from common.files import os_errors_named, user_path
 from common.machine import processors
 from common.settings import TEXT_KINDS, setting_hints
@@ -56,8 +56,13 @@ VARIANTS = (
 
 def jobs_at_once() -> int:
     """Return the number of jobs at a time: one for each accelerator, else for each core."""
-    import joblib  # type: ignore[import-untyped]  # optional
     import torch
+
+    try:
+        import joblib  # type: ignore[import-untyped]  # optional
+    except Exception as error:  # an import may fail by any
+        install = f'pip install -e ".[{EXTRAS["joblib"]}]"'
+        raise SettingsError(*library_fault("hydra/launcher=joblib needs joblib", "joblib", install, error)) from error
 
     return torch.accelerator.device_count() or min(joblib.cpu_count(), processors())
 
@@ -100,6 +105,8 @@ class Grid(Sweeper):
         if launcher in EXTRAS and config.hydra.launcher._target_ not in installed:
             remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
             raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
+        if launcher == "joblib":
+            jobs_at_once()  # OmegaConf would put its own words round an error of importing joblib
         minutes = OmegaConf.select(config, "hydra.launcher.timeout_min")
         delay = (OmegaConf.select(config, "hydra.launcher.signal_delay_s") or 0) / 60
         if minutes is not None and minutes <= delay:
@@ -359,6 +366,8 @@ class Grid(Sweeper):
             remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 remedy = f"make room in /dev/shm, which its processes share, or leave out hydra/launcher={launcher}"
+            if isinstance(error, ImportError):
+                remedy = mend(launcher.partition("_")[0])
             raise SettingsError(f"hydra/launcher={launcher} gave up ({reason_of(error)})", remedy) from error
 
     def report(self) -> str:

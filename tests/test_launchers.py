@@ -439,3 +439,17 @@ def test_joblib_without_room_for_what_its_processes_share_is_told_where():
     sweeper.launcher.launch.side_effect = OSError(errno.EACCES, os.strerror(errno.EACCES))
     with pytest.raises(SettingsError, match="change the settings of hydra.launcher; the same command with hydra.sweep"):
         sweeper.launch_all([["seed=1"]], 0)
+
+
+def test_a_launcher_whose_library_cannot_be_imported_is_told_with_it(tmp_path, monkeypatch):
+    sweeper = Grid()
+    sweeper.config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": "submitit_local"}}}})
+    sweeper.go_on = "hydra.sweep.dir=here"
+    sweeper.launcher = mock.Mock(**{"launch.side_effect": ImportError("cannot import name 'gone' from 'numpy'")})
+    with pytest.raises(SettingsError, match=r"gave up \(cannot import name 'gone' .*: mend .* -U submitit\.$"):
+        sweeper.launch_all([["seed=1"]], 0)
+    (tmp_path / "joblib.py").write_text("from json import gone")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "joblib", raising=False)
+    with pytest.raises(SettingsError, match=r"needs joblib, whose import fails \(.*gone.*: mend .* -U joblib\.$"):
+        jobs_at_once()

@@ -455,6 +455,21 @@ def test_a_dataset_that_cannot_be_read_is_refused_in_a_sentence(monkeypatch, loa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("fault", ["import no_such", "from json import no_such", "import json; json.no_such"])
+@pytest.mark.parametrize(
+    ("library", "settings"), [("datasets", {"source": "hf", "name": "a/b"}), ("pyarrow", {"path": "a.parquet"})]
+)
+def test_a_library_whose_import_fails_is_not_told_to_be_absent(tmp_path, monkeypatch, library, settings, fault):
+    (tmp_path / f"{library}.py").write_text(fault)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, library, raising=False)
+    said = rf"needs (the )?{library}( library)?, whose import fails \(.*no_such.*\): mend .* -U {library}"
+    with pytest.raises(DataError, match=said):
+        read(Source(DataConfig(**settings)))
+
+
 def test_a_glob_below_a_folder_whose_name_looks_like_one(tmp_path):
     for folder in ("notes [2024]", "notes 2", "what?/deep [a]/er", "a*b"):
         (tmp_path / folder).mkdir(parents=True)
