@@ -38,6 +38,7 @@ from cli.overrides import CONF, GROUPS, check_typed
 from common.aliases import OPTIONS
 from common.console import end_with_parent, open_console, show_log
 from common.errors import SettingsError, first_line, format_value
+from common.files import without_shell_signs
 from common.mistakes import sentence_for
 from common.settings import build, parse_overrides
 from common.text import flat, hydra_quoted, literal, quote, quoted_as_typed, seen_from_here
@@ -446,7 +447,8 @@ def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:
     file = CONF / group / f"{option.removesuffix('.yml')}.yml"  # which Hydra does not read
     if file.is_file():
         return f"rename {seen_from_here(file)} to {file.stem}.yaml"
-    similar = [known for known in options if known.lower() == Path(option).stem.lower()]
+    plain = Path(without_shell_signs(option)).stem
+    similar = [known for known in options if known.lower() == plain.lower()]
     if similar:
         return f"did you mean {group}={similar[0]}"
     ours, _, difference = OPTIONS.get(group, {}).get(option.lower(), "").partition(": ")

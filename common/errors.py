@@ -208,7 +208,9 @@ NOUNS = {bool: "True or False", int: "a whole number", float: "a number", str: "
 
 def one_of(name: str, value: str | None, known: Collection[str]) -> None:
     if value not in known:
-        raise SettingsError("is not known", f"choose one of {', '.join(known)}", setting=name, value=value)
+        plain = str(value).strip("\"'")
+        remedy = f"did you mean {name}={plain}" if plain in known else f"choose one of {', '.join(known)}"
+        raise SettingsError("is not known", remedy, setting=name, value=value)
 
 
 def refuse_taken(name: str, known: Any, subject: Any) -> None:

@@ -400,6 +400,9 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "seed=2 ~seed": "leave it out: a setting that is not typed has its default; seed=VALUE gives another.",
     "~optimizer=muon": "cannot read '~optimizer=muon': leave it out: a setting that is not typed has its default",
     **{f"{flag} 4": f"cannot read '{flag}': settings" for flag in ("-v", "--cfg", "--batch_size=4")},
+    "tokenizer='byte'": "tokenizer='byte' does not exist: did you mean tokenizer=byte.",
+    'experiment="heads"': 'experiment="heads" does not exist: did you mean experiment=heads.',
+    'compile="off"': 'compile="off" is not known: did you mean compile=off.',
 }
 
 
