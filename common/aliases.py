@@ -364,9 +364,14 @@ ALIASES = {
     **dict.fromkeys(
         (
             *("progress", "progress_bar", "show_progress", "enable_progress_bar", "no_progress", "disable_progress"),
-            *("progress_bar_refresh_rate", "tqdm", "use_tqdm", "disable_tqdm", "quiet", "silent"),
+            *("progress_bar_refresh_rate", "tqdm", "use_tqdm", "disable_tqdm", "quiet", "silent", "verbose"),
+            *("verbosity", "verbose_level", "log_level", "loglevel", "logging_level", "log_verbosity"),
         ),
-        "log_interval: TQDM_DISABLE=1 before the command leaves out the bar of a terminal",
+        "log_interval: TQDM_DISABLE=1 before the command leaves out its bar, > /dev/null behind it all but the errors",
+    ),
+    **dict.fromkeys(
+        ("summary", "model_summary", "print_model", "show_model", "torchinfo", "count_parameters"),
+        "dry_run: it prints the parameters of each part, the memory and the time",
     ),
     "eval_iters": "eval_tokens: the targets that an evaluation scores",
     **dict.fromkeys(
@@ -378,6 +383,7 @@ ALIASES = {
     "val_every": "eval_interval",
     "logging_steps": "log_interval",
     "log_every": "log_interval",
+    **dict.fromkeys(("print_freq", "print_every", "print_interval", "log_freq", "display_interval"), "log_interval"),
     **dict.fromkeys(
         ("smoothing", "smooth_loss", "loss_smoothing", "loss_ema", "running_mean", "moving_average"),
         "log_interval: losses are those of single steps; the run's page draws their smoothed curve beside them",
@@ -423,6 +429,7 @@ ALIASES = {
         "run_dir to: what is there stays; remove it, or name another",
     ),
     "log_dir": "run_dir",
+    "logdir": "run_dir",
     "logging_dir": "run_dir",
     "checkpoint_dir": "run_dir checkpoint",
     "ckpt_path": "checkpoint init_from",
@@ -437,7 +444,11 @@ ALIASES = {
         "run_dir: each run fills a folder; dry_run=true writes none",
     ),
     "output_file": "results to",
-    **dict.fromkeys(("out", "out_path", "save_dir", "save_path", "export_dir"), "to results"),
+    **dict.fromkeys(("out", "out_path", "save_path", "export_dir"), "to results"),
+    **dict.fromkeys(
+        ("outdir", "save_dir", "savedir", "result_dir", "results_dir", "results_folder", "output_folder", "work_dir"),
+        "run_dir to results",
+    ),
     **dict.fromkeys(
         ("format", "fmt", "export_format"),
         "to: a folder in Hugging Face's format, or FILE.html; docs/interop.md has others",

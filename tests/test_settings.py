@@ -402,6 +402,9 @@ TYPED = {  # what is typed behind train.py, and what is answered
     **{f"{flag} 4": f"cannot read '{flag}': settings" for flag in ("-v", "--cfg", "--batch_size=4")},
     "tokenizer='byte'": "tokenizer='byte' does not exist: did you mean tokenizer=byte.",
     'experiment="heads"': 'experiment="heads" does not exist: did you mean experiment=heads.',
+    "verbose=0": "here it is log_interval (TQDM_DISABLE=1 before the command leaves out its bar, > /dev/null behind",
+    "save_dir=runs/a": "there is no setting save_dir: here it is run_dir.",
+    "model_summary=true": "here it is dry_run (it prints the parameters of each part, the memory and the time).",
     'compile="off"': 'compile="off" is not known: did you mean compile=off.',
 }
 
