@@ -496,10 +496,14 @@ def test_a_heat_map_tells_what_its_cells_are_the_means_of(tmp_path):
     write_leaderboard(tmp_path)
     script = """
       const cells = [...document.querySelectorAll("#pairs text")].map(text => text.textContent);
-      return {cells: cells.filter(text => text.includes(".")), said: !$("cells").hidden, thinned: !$("thinned").hidden};
+      const said = $("cells").innerText, paints = [...document.querySelectorAll("#pairs [fill-opacity]")].map(rect =>
+        Number(rect.getAttribute("fill-opacity")));
+      return {cells: cells.filter(text => text.includes(".")), said, paints, thinned: !$("thinned").hidden};
     """
     found = browse(tmp_path / "report.html", script)
-    assert found["said"] and not found["thinned"]
+    told = "A cell has the validation bits per byte of its two settings: the stronger its colour, the better."
+    assert found["said"].startswith(told) and "It is the mean of" in found["said"] and not found["thinned"]
+    assert found["paints"][:4] == sorted(found["paints"][:4], reverse=True)
     assert found["cells"][:4] == ["1.000*", "1.250", "1.450", "1.650"]  # of runs 0; 2, 3; 4, 5; 6, 7
 
 
