@@ -55,8 +55,10 @@ class Summary:
     decode_tokens_per_s: float | None = None
     cache_bytes_per_token: float | None = None
     peak_memory_mb: float | None = None
+    best_step: float | None = None
+    """The step of the best evaluation."""
     val_loss: float | None = None
-    """Figure of the best evaluation, as all that begin with val_."""
+    """Figure of that evaluation, as all that begin with val_."""
     val_bpb: float | None = None
     val_bpb_stderr: float | None = None
     val_accuracy: float | None = None

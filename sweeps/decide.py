@@ -48,7 +48,7 @@ OPEN = "open"
 FAILED = "undecided, because "
 LARGER = ["val_accuracy", *(column.field for column in COLUMNS if column.larger)]
 TIMED = [column.field for column in COLUMNS if column.timed]
-METRICS = [name for name in NUMBERS if name not in ("seed", "threads", "step", "tokens", "val_tokens")]
+METRICS = [name for name in NUMBERS if name not in ("seed", "threads", "step", "best_step", "tokens", "val_tokens")]
 """The figures of which more or less is better."""
 
 

@@ -714,6 +714,7 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
         ({"delta": 0}, [], "hydra.sweeper.delta=0 must be a number above 0, or null"),
         ({"delta": "little"}, [], "hydra.sweeper.delta=little must be a number above 0, or null"),
         ({"metric": "loss"}, [], "hydra.sweeper.metric=loss is not known: choose one of parameters, parameters_in_blo"),
+        ({"metric": "best_step"}, [], "hydra.sweeper.metric=best_step is not known: choose one of parameters, parame"),
         ({"metric": "seed"}, [], "hydra.sweeper.metric=seed is not known: choose one of parameters, parameters_in_blo"),
         ({}, ["attention=mla"], "attention is what hydra.sweeper.variants compares: leave it out"),
     ],

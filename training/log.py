@@ -117,6 +117,7 @@ class SummaryFile(Logger):
             decode_tokens_per_s=None if run.decode_rate is None else round(run.decode_rate, 1),
             cache_bytes_per_token=self.cache_bytes,
             peak_memory_mb=round(peak_memory(run.device) / 1e6, 1),
+            best_step=best.get("step"),
             **{name: best.get(name) for name in NUMBERS if name.startswith("val_")},
         )
         write_summary(run.directory, summary)
