@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import asdict
-from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -38,6 +37,7 @@ MODIFIERS = (
     "gate_softplus",
     "gate_silu",
 )
+VALIDATION = "; validation "  # between the description of a text and that of its validation text
 LARGEST = 500_000_000
 """Bytes of the largest page."""
 
@@ -138,10 +138,18 @@ def describe(checkpoint: Checkpoint) -> tuple[str, str]:
     if bpb is not None:  # an imported model has none, and its text is unknown
         notes = read_metrics(checkpoint.path.parents[1] / RECORD)
         settings = flat(meta.config)
-        # The page may be sent to others: it does not tell in which folder the text lies.
-        path = settings.get("data.path") or ""
-        title += f", trained on {text_of(settings, notes).replace(path, PurePath(path).name)}"
+        told = [{"text": without_folders(note["text"])} for note in notes if note.get("text")]
+        title += f", trained on {text_of(settings, told)}"
         if "seed" in settings:
             figures += f", trained with seed {settings['seed']}"
         figures += f", {bpb:.4f} bits per byte"
     return title, figures
+
+
+def without_folders(text: str) -> str:
+    """Return the description of a text with the last part alone of each path.
+
+    The page may be sent to others: it does not tell in which folder the text lies.
+    """
+    told = [re.sub(r"^.*[/\\]([^/\\]+)[/\\]*: ", r"\1: ", part) for part in text.split(VALIDATION)]
+    return VALIDATION.join(told)

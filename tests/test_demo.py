@@ -756,13 +756,27 @@ def test_a_token_of_bytes_is_read_out_with_the_characters_that_it_shows(hostile_
     assert browse(hostile_page, script) == said
 
 
-def test_a_page_to_send_does_not_tell_in_which_folder_its_text_lies(tmp_path):
+@pytest.mark.parametrize(
+    ("path", "text", "told"),
+    [
+        ("/home/jane/diary/", "/home/jane/diary/: 3 files, 2.0 MB", "diary: 3 files, 2.0 MB"),
+        ("diary/2026", "/home/jane/diary: 3 files; 1 file left out", "diary: 3 files; 1 file left out"),  # resumed
+        (
+            r"C:\jane\*.md",
+            r"C:\jane\*.md: 2 files; validation D:\jane\held: 1 file",
+            "*.md: 2 files; validation held: 1 file",
+        ),
+        (None, "stdlib of CPython 3.11: 532 files, 10.4 MB", "stdlib of CPython 3.11: 532 files, 10.4 MB"),
+    ],
+)
+def test_a_page_to_send_does_not_tell_in_which_folder_its_text_lies(path, text, told, tmp_path):
+    """A run that was resumed with another text, or has a validation text of its own, told their folders."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/report.jsonl").write_text(json.dumps({"step": 0, "text": "/home/jane/diary/: 3 files, 2.0 MB"}))
-    config, progress = {"model": {}, "data": {"path": "/home/jane/diary/"}}, Progress(1, metrics={"val_bpb": 1.5})
+    (tmp_path / "run/report.jsonl").write_text(json.dumps({"step": 0, "text": text}))
+    config, progress = {"model": {}, "data": {"path": path}}, Progress(1, metrics={"val_bpb": 1.5})
     write_demo(tmp_path / "demo.html", random_gpt(vocab_size=257), config=config, progress=progress)
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")
-    assert "trained on diary: 3 files, 2.0 MB</title>" in page and "jane" not in page
+    assert f"trained on {told}</title>" in page and "jane" not in page
 
 
 @needs_browser
