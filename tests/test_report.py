@@ -174,6 +174,34 @@ def test_seeds_that_end_at_different_steps_have_the_points_of_the_longest_so_tha
     assert steps(200, beside=(400, 200)) == [*steps(400)[:66], 199.5] and not set(steps(200)) & set(steps(400))
 
 
+@pytest.mark.slow
+@needs_browser
+def test_a_curve_of_seeds_that_seconds_end_has_the_mean_of_their_ends(tmp_path):
+    """Their only evaluations were at steps of their own, and the page said that nothing had been measured."""
+    ends = [(8, 800, 2.5, 1.25), (12, 1200, 3.5, 1.75), (10, 1000, 3.0, 1.2)]  # step, tokens, seconds, bits per byte
+    for seed, (step, tokens, seconds, bpb) in enumerate(ends):
+        job = put_run(tmp_path, seed, bpb, f"seed={seed}", step=step, tokens=tokens, flops=1e6 * tokens)
+        rows = [{"step": n, "tokens": 100 * n, "seconds": n / 4, "loss": 20.0 - n} for n in range(1, step + 1)]
+        rows.append({"step": step, "tokens": tokens, "seconds": seconds, "val_loss": 2.0, "val_bpb": bpb})
+        (job / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_leaderboard(tmp_path)
+    script = 'return {ends: $("ends").hidden, tables: ["val_bpb", "front", "loss"].map(name => saved.CSV(name))};'
+    found = browse(tmp_path / "report.html", script)
+    curve, front, loss = (list(csv.DictReader(io.StringIO(table))) for table in found["tables"])
+    assert not found["ends"]
+    (point,) = curve
+    assert (point["steps"], point["tokens"], point["seconds"], point["lowest"], point["highest"]) == (
+        "10",
+        "1000",
+        "3",
+        "1.2",
+        "1.75",
+    )
+    assert float(point["validation bits per byte"]) == pytest.approx(statistics.fmean(bpb for *_, bpb in ends))
+    assert {float(row["training FLOPs"]) for row in front} == {1e9}
+    assert [row["steps"] for row in loss] == [*map(str, range(1, 9)), "10"]
+
+
 @needs_browser
 def test_lines_smoothing_means_and_tables_have_a_gap_where_a_loss_was_not_finite(train_config, tmp_path):
     train(replace(train_config, max_steps=40, eval_interval=10))
