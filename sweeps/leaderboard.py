@@ -406,11 +406,14 @@ def leaderboard_page(sweep: Path, jobs: list[Job]) -> str:
         lines.append(figures | {"runs": [job.name for job in group], "deviation": deviation(group, result)})
     best = min(range(len(shown)), key=lambda place: cost(shown[place], result), default=0)
 
-    # The headline has the settings that all runs share, and a few values of each that varies.
+    # The headline has the settings that all runs share, and a few values of each that varies: numbers in ascending
+    # order, others by their best run.
     first = groups[0][0]
     settings = dict(first.resolved)
     for name in swept:
         given = [*dict.fromkeys(run["settings"].get(name, "–") for run in runs)]
+        with suppress(ValueError):
+            given = sorted(given, key=float)
         settings[name] = ", ".join(given[:4]) + ", …" * (len(given) > 4)
     data = {
         "folder": visible(sweep),
