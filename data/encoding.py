@@ -88,6 +88,7 @@ FEWEST_TWICE = 3  # letters that were UTF-8 of UTF-8; one may be meant, as É an
 MOST = 0.1  # share of broken bytes from which on a file is no text
 # Most text that is not UTF-8 is Windows-1252. It is taken if chardet finds it this much as likely as its first guess.
 ALMOST = 0.75
+NOT_UTF_8 = "not text in UTF-8"  # begins the noun of a text in another encoding, or in none that is known
 SURROGATE = re.compile("[\ud800-\udfff]")
 PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 # iconv does not know CESU-8, the UTF-8 of the halves that UTF-16 has: of Java, Oracle and MySQL.
@@ -136,13 +137,13 @@ def check_text(file: str, opened: Open | None = None) -> Damage | None:
     if not found.broken:
         return None
     if is_halved(opened):
-        noun = "not text in UTF-8, but in CESU-8, where an emoji is two halves"
+        noun = f"{NOT_UTF_8}, but in CESU-8, where an emoji is two halves"
         raise NotText(file, noun, f"{piped(file, JOIN_HALVES)} > {beside(file, 'utf8')} converts it")
     # UTF-8 that is damaged has more whole letters than broken ones. A few broken bytes are no evidence of an encoding.
     if found.whole < found.broken and found.broken >= max(FEWEST, FEWEST_IN_1000 * found.size / 1000):
         refuse_encoding(file, found.sample, opened)
         if found.broken > MOST * found.size:
-            noun = "not text in UTF-8, nor in an encoding that is known here"
+            noun = f"{NOT_UTF_8}, nor in an encoding that is known here"
             raise NotText(file, noun, "give a file of text")
     return Damage(found.broken, found.place)
 
@@ -254,7 +255,7 @@ def refuse_encoding(file: str, sample: bytes, opened: Open) -> None:
             middle = first.start() if first else 0
             words = visible(" ".join(text[max(0, middle - 20) : middle + 20].split()))
             convert = piped(file, f"iconv -f {iconv_name(codec)} -t UTF-8")
-            noun = f"not text in UTF-8, but in {iconv_name(codec)}: “{words}”"
+            noun = f"{NOT_UTF_8}, but in {iconv_name(codec)}: “{words}”"
             raise NotText(file, noun, f"{convert} > {beside(file, 'utf8')} converts it")
 
 

@@ -25,7 +25,7 @@ from common.errors import DataError, first_line, format_value, library_fault, na
 from common.files import reading, replacing, user_path, without_dots
 from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
-from data.encoding import PARTS, Damage, NotText, check_text, has_letters_in_parts, read_as
+from data.encoding import NOT_UTF_8, PARTS, Damage, NotText, check_text, has_letters_in_parts, read_as
 from data.fields import Record, has_field, listed, value_of
 from data.formats import Format, format_of, records_of
 from data.json_records import is_assigned
@@ -65,7 +65,8 @@ OF_PARQUET = ("_metadata", "_common_metadata")
 PACKED = {".parquet", *(ending for ending, _, _ in PACKINGS.values())}
 """The endings of packed files, whose size is not that of their text."""
 
-LEFT_OUT = "Files left out that are not text in UTF-8 (given alone, each tells its remedy)"
+LEFT_OUT = "Files left out that are not text (given alone, each tells its remedy)"
+CODED = "Texts left out that are not in UTF-8 (given alone, each tells its remedy; docs/data.md converts a folder)"
 
 NAME_ON_HUB = re.compile(r"[\w-]+/[\w-]+")
 DATASET = re.compile(
@@ -252,7 +253,7 @@ class Source:
                 self.left_out.add(file)
                 if len(self.left_out) == len(self.files):
                     raise
-                self._note(LEFT_OUT, 1, f"{file} ({error.noun})")
+                self._note(CODED if error.noun.startswith(NOT_UTF_8) else LEFT_OUT, 1, f"{file} ({error.noun})")
                 return
         self._note_format(file)
         # Read it: a text by its separators, records by the field of the text.

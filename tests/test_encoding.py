@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from common.errors import DataError
 from data.config import DataConfig
 from data.encoding import NotText, check_text, decode_text, iconv_name, is_halved
-from data.texts import LEFT_OUT, Source
+from data.texts import CODED, LEFT_OUT, Source
 from data.tokenizer import LONGEST
 
 # A sentence of each language, written for these tests, and encodings in which such texts were stored.
@@ -112,10 +112,23 @@ def test_in_a_folder_such_a_text_is_left_out_by_name_and_the_last_one_is_refused
     source = Source(DataConfig(path=str(tmp_path)))
     assert ["".join(document) for document in source.documents()] == ["plain"]
     (note,) = source.note_lines()
-    assert note.startswith(f"{LEFT_OUT}: 1, first in {tmp_path}/a.txt (not text in UTF-8, but")
+    assert note.startswith(f"{CODED}: 1, first in {tmp_path}/a.txt (not text in UTF-8, but")
     assert "KOI8-R" in note and source.describe().endswith("1 document, 5 B; 1 file left out")
     (tmp_path / "b.txt").write_bytes(b"\0\1")
     refused(tmp_path)
+
+
+def test_images_do_not_hide_the_names_of_the_texts_that_are_left_out(tmp_path):
+    """A note named the first ten of both, so images whose names come first were all that a person saw."""
+    for number in range(12):
+        (tmp_path / f"a{number}.png").write_bytes(b"\x89PNG\r\n\x1a\n\0" + bytes([number]))
+    (tmp_path / "note.md").write_bytes("Über die Brücke geht ein Mann.".encode("utf-16"))
+    (tmp_path / "plain.md").write_text("plain")
+    source = Source(DataConfig(path=str(tmp_path)))
+    assert [*source.documents()] and len(source.left_out) == 13
+    images, texts = source.note_lines()
+    assert images.startswith(f"{LEFT_OUT}: 12, first in ") and images.count("(an image)") == 10
+    assert texts.startswith(f"{CODED}: 1, first in {tmp_path}/note.md (not text in UTF-8, but in UTF-16: “Über die")
 
 
 def in_halves(text: str) -> bytes:

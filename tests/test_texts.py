@@ -918,6 +918,34 @@ def test_mail_that_is_encoded_is_told_and_the_command_of_the_page_writes_its_tex
     assert read(of_path(tmp_path / "mail.jsonl", "files")) == bodies
 
 
+def test_the_command_of_the_page_copies_notes_without_fields_private_folders_and_other_encodings(tmp_path):
+    notes = {
+        "Daily/utf8.md": "---\ntags: [a]\n---\n# Café\n\n---\n\nRain.\n".encode(),
+        "Daily/utf16.md": "---\r\ntitle: Ü\r\n---\r\n# Über\r\n".encode("utf-16"),
+        "mark.md": "\ufeffplain\n".encode(),
+        "old.md": "Öl — alt\n".encode("cp1252"),
+        "empty.md": b"",
+        "Private/secret.md": b"secret",
+        "Work/Private/secret.md": b"secret",
+        ".obsidian/plugin.md": b"secret",
+        "picture.png": b"\x89PNG",
+    }
+    for name, code in notes.items():
+        (tmp_path / "vault" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "vault" / name).write_bytes(code)
+    command = command_of_the_page("python -c 'import pathlib, re", 'encoding="utf-8")\'')
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    copies = [file for file in (tmp_path / "notes").rglob("*") if file.is_file()]
+    found = {file.relative_to(tmp_path / "notes").as_posix(): file.read_text("utf-8") for file in copies}
+    assert found == {
+        "Daily/utf8.md": "# Café\n\n---\n\nRain.\n",
+        "Daily/utf16.md": "# Über\n",
+        "mark.md": "plain\n",
+        "old.md": "Öl — alt\n",
+        "empty.md": "",
+    }
+
+
 POSTS = {
     "From: a@b (A B)\nNewsgroups: rec.autos,\n\trec.misc\nSubject: Re: tyres\nLines: 3\n\n": "> Which?\n\nTwo.\n",
     "From a@b Mon Apr 05\r\nDate: Mon\r\nsubject: more\r\nFROM: a@b\r\n\r\n": "Note: none.\r\n\r\nEnd",
