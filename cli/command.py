@@ -19,11 +19,14 @@ from typing import TypeVar
 from common.console import in_notebook
 from common.errors import SettingsError
 from common.mistakes import mistakes_explained
-from common.settings import from_arguments, settings_in, tell_repeated, typed_default
+from common.settings import COMMANDS, from_arguments, settings_in, tell_repeated, typed_default
 from common.threads import sleep_at_barriers
+from generation.config import EvalConfig, SampleConfig
+from interop.config import ExportConfig
+from training.config import TrainConfig
 
 Schema = TypeVar("Schema")
-
+COMMANDS |= {"train.py": TrainConfig, "sample.py": SampleConfig, "eval.py": EvalConfig, "export.py": ExportConfig}
 
 # The settings to know first, which --help shows under these headings; the commands without an entry show all.
 FIRST = {

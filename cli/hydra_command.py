@@ -8,7 +8,7 @@ from types import ModuleType
 
 from cli.command import answer
 from cli.overrides import CONF, GROUPS, SWEEP, check_options, check_typed, check_wandb_sweep, take_folder
-from common.settings import parse_overrides, tell_repeated
+from common.settings import parse_overrides, setting_hints, tell_repeated
 from training.config import TrainConfig
 
 SHOWN = (["job"], ["hydra"], ["all"])  # the settings that --cfg shows
@@ -37,7 +37,7 @@ def start(arguments: list[str]) -> None:
     arguments, searched = take_folder(arguments)
     is_sweep = bool(set(SWEEP) & set(arguments))
     overrides = [argument for argument in arguments if argument not in SWEEP]
-    typed = parse_overrides(overrides)
+    typed = parse_overrides(overrides, [*GROUPS, *setting_hints(TrainConfig)])
     tell_repeated(overrides)
     check_typed(typed, is_sweep)
     check_wandb_sweep(typed)

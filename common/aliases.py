@@ -1,533 +1,563 @@
 """Names of settings and options in nanoGPT, litgpt, Hugging Face and others, with ours."""
 
-# {their name: our settings, the first that a command has; after a colon a word on the difference}.
-ALIASES = {
+# {ours: their names}. Ours are settings, of which the first that a command has is named; after a colon a word on the
+# difference. Before a bare colon is none: what follows it is the way here.
+NAMES = {
     # Text
-    "dataset": "data.path: a file, a folder or a glob; data= names a source",
-    "dataset_name": "data.name: of data=hf",
-    "data_dir": "data.path",
-    "data_path": "data.path",
-    "train_file": "data.path",
-    "train_path": "data.path",
-    "input_file": "data.path prompts",
-    "validation_file": "data.val_path",
-    "val_file": "data.val_path",
-    "val_data_path": "data.val_path",
-    "eval_file": "data.val_path",
-    "validation_split": "data.val_fraction",
-    "validation_split_percentage": "data.val_fraction: 0.1 holds out 10%",
-    "val_split_fraction": "data.val_fraction",
-    "val_split": "data.val_fraction",
-    "val_ratio": "data.val_fraction",
-    "validation_fraction": "data.val_fraction",
-    "text_column": "data.text_field",
-    "text_column_name": "data.text_field",
-    "text_key": "data.text_field",
-    **dict.fromkeys(
-        ("max_train_samples", "max_samples", "max_examples", "max_documents", "num_examples", "sample_size", "limit"),
-        "data.path: a shorter file, as head -n 1000 FILE writes it",
+    "data.path: a file, a folder or a glob; data= names a source": "dataset train_dataset dataset_path",
+    "data.name: of data=hf": "dataset_name hf_dataset",
+    "data.subset: of data=hf": "dataset_config dataset_config_name dataset_subset",
+    "data: data=hf streams a data set of Hugging Face, once": "streaming",
+    "data.path": """
+        data_dir data_path data_file data_root train_data train_file train_path train_data_path train_bin training_data
+        training_file input_bin corpus
+    """,
+    "data.path prompts": "input_file",
+    "prompt_file data.path": "file prompt_path",
+    "data.val_path": """
+        validation_file val_file val_data val_data_path val_bin val_data_dir input_val_bin eval_file eval_data
+        validation_data valid_file
+    """,
+    "data.val_fraction": """
+        validation_split val_split_fraction val_split val_ratio val_size valid_size validation_fraction validation_size
+        test_size test_split holdout eval_split_ratio
+    """,
+    "data.val_fraction: 0.1 holds out 10%": "validation_split_percentage",
+    "data.text_field": "text_column text_column_name text_key",
+    "data.path: a shorter file, as head -n 1000 FILE writes it": (
+        "max_train_samples max_samples max_examples max_documents num_examples sample_size limit limit_train_batches"
     ),
-    **dict.fromkeys(
-        ("fraction", "data_fraction", "train_fraction", "dataset_fraction", "max_bytes", "max_train_tokens"),
-        "data.path: a shorter file, as head -c 1000000 FILE writes it",
+    "data.path: a shorter file, as head -c 1000000 FILE writes it": (
+        "fraction data_fraction train_fraction dataset_fraction max_bytes max_train_tokens"
     ),
-    **dict.fromkeys(
-        ("val_files", "validation_files", "val_datasets", "eval_datasets"),
-        "data.val_path: a folder or a glob, whose files are one text; docs/generation.md scores each by itself",
+    "data.val_path: a folder or a glob, whose files are one text; docs/generation.md scores each by itself": (
+        "val_files validation_files val_datasets eval_datasets"
     ),
-    **dict.fromkeys(
-        ("lowercase", "lower_case", "do_lower_case", "lower"),
-        "data.path: a file in lower case, which docs/data.md makes",
+    "data.path: a file in lower case, which docs/data.md makes": "lowercase lower_case do_lower_case lower",
+    "data.path: a file in one form, such as NFC, which docs/data.md makes": """
+        normalize normalise normalizer unicode_normalization unicode_normalize normalization_form
+        normalization_rule_name nfc nfd nfkc
+    """,
+    "seed: the windows are always shuffled, by it; init_from=RUN learns one text after another": (
+        "shuffle shuffle_data should_shuffle dataset_shuffle train_dataloader_shuffle"
     ),
-    **dict.fromkeys(
-        (
-            *("normalize", "normalise", "normalizer", "normalization", "unicode_normalization", "unicode_normalize"),
-            *("normalization_form", "normalization_rule_name", "nfc", "nfd", "nfkc"),
-        ),
-        "data.path: a file in one form, such as NFC, which docs/data.md makes",
+    "seed: one for the initial weights, the order of the text and the dropout": (
+        "data_seed shuffle_seed sampler_seed init_seed model_seed weight_seed dropout_seed"
     ),
-    **dict.fromkeys(
-        ("shuffle", "shuffle_data", "should_shuffle", "dataset_shuffle", "train_dataloader_shuffle"),
-        "seed: the windows are always shuffled, by it; init_from=RUN learns one text after another",
+    "seed": "random_seed rng_seed manual_seed random_state seed_everything",
+    "data.path: a few hundred letters, and data.val_path=, the same file, are learned by heart": (
+        "overfit_batches overfit_one_batch overfit_single_batch overfit"
     ),
-    **dict.fromkeys(
-        ("data_seed", "shuffle_seed", "sampler_seed", "init_seed", "model_seed", "weight_seed", "dropout_seed"),
-        "seed: one for the initial weights, the order of the text and the dropout",
+    "data.path: each of its words is learned, those of questions too; there is no loss on answers alone": """
+        train_on_prompt train_on_prompts train_on_inputs mask_prompt mask_inputs mask_user_labels completion_only_loss
+        assistant_only_loss answer_only_loss train_on_responses_only prompt_loss_weight loss_on_prompt
+    """,
+    "data.document_mask: documents follow one another in a window, without padding; true keeps them apart": """
+        packing packed sample_packing group_by_length pad_to_max_length padding pad_token pad_token_id
+        reset_attention_mask reset_position_ids document_masking
+    """,
+    "data.split data.path: of a data set, or the file or folder of one; docs/generation.md scores the training text": (
+        "split"
     ),
-    **dict.fromkeys(("random_seed", "rng_seed", "manual_seed", "random_state", "seed_everything"), "seed"),
-    **dict.fromkeys(
-        ("overfit_batches", "overfit_one_batch", "overfit_single_batch", "overfit"),
-        "data.path: a few hundred letters, and data.val_path=, the same file, are learned by heart",
-    ),
-    **dict.fromkeys(
-        (
-            *(
-                "train_on_prompt",
-                "train_on_prompts",
-                "train_on_inputs",
-                "mask_prompt",
-                "mask_inputs",
-                "mask_user_labels",
-            ),
-            *("completion_only_loss", "assistant_only_loss", "answer_only_loss", "train_on_responses_only"),
-            *("prompt_loss_weight", "loss_on_prompt"),
-        ),
-        "data.path: each of its words is learned, those of questions too; there is no loss on answers alone",
-    ),
-    **dict.fromkeys(
-        ("packing", "sample_packing", "group_by_length", "pad_to_max_length", "padding"),
-        "data.document_mask: documents follow one another in a window, without padding; true keeps them apart",
-    ),
-    "split": "data.path: the file or folder of a split; docs/generation.md scores the training text",
-    "tokenizer_name": "tokenizer",
-    **dict.fromkeys(
-        ("split_digits", "individual_digits"), "tokenizer: byte has a token for each digit, bpe joins up to three"
-    ),
-    "vocab_source": "tokenizer",
-    **dict.fromkeys(
-        (
-            *("unk_token", "unk_id", "character_coverage", "byte_fallback"),
-            *("special_tokens", "additional_special_tokens", "add_special_tokens", "user_defined_symbols"),
-            *("add_tokens", "new_tokens", "added_tokens", "control_codes", "control_tokens"),
-        ),
-        "tokenizer: none has unknown letters, a new one is its bytes; <|endoftext|> is the only special token",
-    ),
+    "tokenizer": """
+        tokenizer_name tokenizer_type tokenizer_dir tokenizer_path tokenizer_model tokenizer_file vocab_source
+        vocab_file merges_file
+    """,
+    "tokenizer: byte has a token for each digit, bpe joins up to three": "split_digits individual_digits",
+    "tokenizer: none has unknown letters, a new one is its bytes; <|endoftext|> is the only special token": """
+        unk_token unk_id character_coverage byte_fallback special_tokens additional_special_tokens add_special_tokens
+        user_defined_symbols add_tokens new_tokens added_tokens control_codes control_tokens
+    """,
+    ": a text is prepared once, and then read without other processes": """
+        workers num_workers n_workers dataloader_num_workers num_proc preprocessing_num_workers pin_memory
+        dataloader_pin_memory prefetch_factor persistent_workers
+    """,
     # Model; ours too, without their group, for the commands that do not have it
-    **{
-        name: f"model.{name}"
-        for name in (
-            *("n_layer", "n_embd", "n_head", "n_kv_head", "block_size"),
-            *("rope_theta", "attention_window", "qk_norm", "mlp", "dropout"),
-        )
-    },
-    "seq_len": "model.block_size",
-    "max_seq_len": "model.block_size",
-    "max_seq_length": "model.block_size",
-    "sequence_length": "model.block_size",
-    "context_length": "model.block_size",
-    **dict.fromkeys(
-        (
-            "max_source_length",
-            "max_input_length",
-            "max_train_seq_length",
-            "model_max_length",
-            "cutoff_len",
-            "truncation",
-        ),
-        "model.block_size: the tokens of a window; a longer document is learned to its end, in several windows",
+    "model checkpoint: tiny, small, llama, or gpt2 to gpt2_xl; init_from=hf:NAME begins with trained weights": (
+        "model_type model_name config_name model.name"
     ),
-    "max_position_embeddings": "model.block_size",
-    "n_positions": "model.block_size",
-    "n_ctx": "model.block_size",
-    "d_model": "model.n_embd",
-    "dim": "model.n_embd",
-    "embed_dim": "model.n_embd",
-    "hidden_size": "model.n_embd",
-    "depth": "model.n_layer",
-    "n_layers": "model.n_layer",
-    "num_layers": "model.n_layer",
-    "num_hidden_layers": "model.n_layer",
-    "n_heads": "model.n_head",
-    "num_heads": "model.n_head",
-    "num_attention_heads": "model.n_head",
-    "n_kv_heads": "model.n_kv_head",
-    "num_key_value_heads": "model.n_kv_head",
-    "head_dim": "model.head_size",
-    "d_ff": "model.n_inner",
-    "intermediate_size": "model.n_inner",
-    "tie_word_embeddings": "model.tie_embeddings",
-    "hidden_act": "model.mlp",
-    **dict.fromkeys(
-        ("rope_base", "rotary_base", "rotary_emb_base", "rope_freq_base", "rotary_theta"),
-        "model.rope_theta",
+    "model.n_layer": "n_layer depth n_layers num_layers num_hidden_layers n_blocks num_blocks nlayers",
+    "model.n_embd": """
+        n_embd d_model dim embed_dim hidden_size model_dim embedding_dim embedding_size emb_dim hidden_dim n_embed width
+    """,
+    "model.n_embd: the width itself, such as 64 for each layer": "aspect_ratio",
+    "model.n_head": "n_head n_heads num_heads num_attention_heads heads num_head nhead attention_heads",
+    "model.n_kv_head": (
+        "n_kv_head n_kv_heads num_key_value_heads num_kv_heads kv_heads attn_kv_heads n_query_groups num_query_groups"
     ),
-    **dict.fromkeys(("rotary_pct", "rotary_percent", "partial_rotary_factor"), "model.rope_fraction"),
-    **dict.fromkeys(
-        ("sliding_window", "sliding_window_size", "window_size", "attn_window"),
-        "model.attention_window: of layers with attention=sdpa+window",
+    "model.n_kv_head: 1 is multi-query attention, another divisor of model.n_head grouped-query": (
+        "attn_one_kv_head multi_query multi_query_attention group_query_attention grouped_query_attention"
     ),
-    **dict.fromkeys(
-        (
-            *("flash", "flash_attn", "flash_attention", "flash_attention_2", "use_flash", "use_flash_attn"),
-            *("use_flash_attention", "use_flash_attention_2", "enable_flash_attn", "enable_flash_attention"),
-            *("use_sdpa", "attn_implementation", "attention_implementation", "attn_impl", "attention_backend"),
-        ),
-        "attention device: sdpa takes FlashAttention where it can; python -m model.attention.choose sdpa says where",
+    "model.block_size": """
+        block_size seq_len seq_length max_seq_len max_seq_length sequence_length max_sequence_length context
+        context_length context_size context_window ctx ctx_len ctx_size n_ctx t max_position_embeddings n_positions
+        max_model_len bptt
+    """,
+    "model.block_size: the tokens of a window; a longer document is learned to its end, in several windows": (
+        "max_source_length max_input_length max_train_seq_length model_max_length cutoff_len truncation"
     ),
-    **dict.fromkeys(
-        (
-            *("norm_first", "pre_norm", "prenorm", "pre_ln", "post_norm", "postnorm", "post_ln", "norm_position"),
-            *("norm_placement", "normalize_before", "do_layer_norm_before", "use_post_layernorm"),
-        ),
-        "model.norm: it comes before attention and MLP; docs/library.md has a block with norms after them",
+    "model.head_size": "head_dim attn_dim_head dim_head d_head kv_channels",
+    "model.n_inner": "d_ff intermediate_size ffn_hidden_size ffn_dim ff_dim mlp_dim dim_feedforward",
+    "model.n_inner: the width itself; when null 4 × model.n_embd, or for swiglu about 8/3 of it": (
+        "ff_mult mlp_ratio multiple_of ffn_dim_multiplier expansion_factor"
     ),
-    **dict.fromkeys(
-        ("init_std", "initializer_range", "init_method", "init_method_std", "weight_init", "initialization"),
-        "init_from: docs/library.md saves a model with weights of your own as a checkpoint, which a run may begin with",
+    "model.vocab_size: rows of the embedding; tokenizer.vocab_size is the number that bpe learns": (
+        "n_vocab padded_vocab_size pad_vocab_size_to make_vocab_size_divisible_by"
     ),
-    **dict.fromkeys(
-        ("pruned_heads", "prune_heads", "heads_to_prune"),
-        "init_from: docs/library.md removes heads from a model, as a checkpoint for it",
+    "model.mlp: swiglu, relu2, gelu or gelu_tanh": """
+        mlp hidden_act hidden_activation activation activation_function act_fn mlp_type mlp_class_name ffn_type swiglu
+        use_swiglu squared_relu ff_glu ff_swish ff_relu_squared
+    """,
+    "model.norm: rmsnorm or layernorm": """
+        normalization normalization_type norm_type norm_class_name layer_norm rms_norm use_rmsnorm use_rms_norm
+        use_scalenorm
+    """,
+    "model.norm: it comes before attention and MLP; docs/library.md has a block with norms after them": """
+        norm_first pre_norm prenorm pre_ln post_norm postnorm post_ln norm_position norm_placement normalize_before
+        do_layer_norm_before use_post_layernorm sandwich_norm
+    """,
+    "model.norm_eps": "rms_norm_eps layer_norm_eps layer_norm_epsilon layernorm_epsilon norm_epsilon",
+    "model.bias: of all but queries, keys and values, whose is model.qkv_bias": (
+        "mlp_bias use_bias linear_bias add_bias_linear disable_bias_linear ff_no_bias"
     ),
-    "trust_remote_code": "import_from init_from: no code beside weights is ever run",
+    "model.qkv_bias: model.bias is that of the other matrices": "attention_bias attn_bias use_qkv_bias add_qkv_bias",
+    "model.qk_norm": "qk_norm use_qk_norm qk_layernorm attn_qk_norm",
+    "model.tie_embeddings: false by default": """
+        tie_word_embeddings tie_embedding tie_weights weight_tying no_weight_tying untie_embeddings
+        untie_embeddings_and_output_weights
+    """,
+    "model.position: rope, pope, learned, alibi or none": """
+        pos_emb pos_embedding pos_encoding position_encoding position_embedding position_embedding_type
+        positional_encoding positional_embedding rope use_rope rotary use_rotary rotary_pos_emb
+        use_rotary_position_embeddings alibi use_alibi alibi_pos_bias use_abs_pos_emb no_position_embedding
+    """,
+    "model.rope_theta": "rope_theta rope_base rotary_base rotary_emb_base rope_freq_base rotary_theta",
+    "model.rope_fraction": "rotary_pct rotary_percent rotary_percentage partial_rotary_factor",
+    "model.rope_scaling: linear, yarn or llama3, by model.rope_scaling_factor": (
+        "use_rope_scaling rope_scaling_type rope_type"
+    ),
+    "model.rope_trained_length": "original_max_position_embeddings",
+    "model.attention_window: of layers with attention=sdpa+window": """
+        attention_window attn_window sliding_window sliding_window_size use_sliding_window window window_size
+        local_window
+    """,
+    "model.dropout": """
+        dropout dropout_rate drop_rate dropout_prob resid_dropout resid_pdrop embd_pdrop emb_dropout embedding_dropout
+        ff_dropout hidden_dropout hidden_dropout_prob
+    """,
+    "model.dropout: of channels; there is none of whole layers": (
+        "layer_dropout layerdrop drop_path drop_path_rate stochastic_depth"
+    ),
+    "model.attention_dropout": "attn_dropout attn_pdrop attention_dropout_prob attention_probs_dropout_prob",
+    "model.logit_softcap": "final_logit_softcap final_logit_softcapping logit_soft_cap logits_softcap",
+    "model.score_softcap: with attention=softcap": "attn_logit_softcapping attn_softcap attention_softcap",
+    "model.latent_size: with attention=mla": "kv_lora_rank",
+    "attention": "attn_type attention_type attention.type",
+    "attention: a pattern over the layers, such as sdpa+window/sdpa with model.attention_window=32": (
+        "attention_config attention_pattern attn_config layer_types window_pattern sliding_window_pattern"
+    ),
+    "attention: softmax1 lets a head attend to nothing, and sdpa+sink to a trained sink": (
+        "attn_softmax_off_by_one softmax_type attention_sinks sinks attn_num_mem_kv num_memory_tokens"
+    ),
+    "attention: attention=sdpa+value_residual": "attn_value_residual value_residual",
+    "attention: attention=sdpa+gate": "attn_gate_values attention_gate",
+    "attention: index chooses keys, and sparsemax has weights that are 0": "attn_sparse_topk sparse_topk",
+    "attention device: sdpa takes FlashAttention where it can; python -m model.attention.choose sdpa says where": """
+        flash flash_attn flash_attention flash_attention_2 use_flash use_flash_attn use_flash_attention attn_flash
+        use_flash_attention_2 enable_flash_attn enable_flash_attention use_sdpa attn_implementation
+        attention_implementation attn_impl attention_backend
+    """,
+    "code: a file with a form of your own, in ten lines, as docs/attention.md shows": """
+        attn_scale attention_scale scale_attn_weights scale_attn_by_inverse_layer_idx talking_heads attn_talking_heads
+        residual_attn
+    """,
+    ": scores are float32 in every precision": (
+        "attention_softmax_in_fp32 reorder_and_upcast_attn upcast_attention softmax_in_fp32"
+    ),
+    ": a block is attention, then an MLP; docs/library.md has a model with parts of your own": (
+        "parallel_residual use_parallel_residual gpt_j_residual macaron moe num_experts n_experts num_local_experts"
+    ),
+    "init_from: docs/library.md saves a model with weights of your own as a checkpoint, which a run may begin with": (
+        "init_std initializer_range init_method init_method_std weight_init initialization"
+    ),
+    "init_from: docs/library.md removes heads from a model, as a checkpoint for it": (
+        "pruned_heads prune_heads heads_to_prune"
+    ),
+    "import_from init_from: no code beside weights is ever run": "trust_remote_code",
     # Training
-    "learning_rate": "optimizer.lr: the peak rate; optimizer.embedding_lr is that of embeddings and norms",
-    "lr": "optimizer.lr: the peak rate; optimizer.embedding_lr is that of embeddings and norms",
-    "matrix_lr": "optimizer.lr",
-    "unembedding_lr": "optimizer.lm_head_lr",
-    "adam_beta1": "optimizer.beta1",
-    "adam_beta2": "optimizer.beta2",
-    "optim": "optimizer",
-    "min_lr": "schedule.final_factor: the last rate as a share of the peak",
-    "decay_lr": "schedule: schedule=constant does not decay",
-    "lr_scheduler_type": "schedule",
-    "warmup_iters": "schedule.warmup_steps",
-    "lr_warmup_steps": "schedule.warmup_steps",
-    "warmup_ratio": "schedule.warmup_steps: a number of steps",
-    **dict.fromkeys(
-        (
-            *("lr_decay_iters", "lr_max_steps", "position_lr_max_steps", "lr_total_steps", "lr_steps", "t_max"),
-            *("scheduler_steps", "scheduler_total_steps", "schedule_steps", "learning_rate_schedule_steps"),
-        ),
-        "max_steps: the schedule ends with the run; docs/training.md goes on at its last rate",
+    "optimizer.lr: the peak rate, of Muon; optimizer=adamw takes rates such as 1e-3": "learning_rate lr",
+    "optimizer.lr": "matrix_lr",
+    "optimizer.lm_head_lr": "unembedding_lr",
+    "optimizer.beta1: and optimizer.beta2": "betas adam_betas",
+    "optimizer.beta1": "adam_beta1",
+    "optimizer.beta2": "adam_beta2",
+    "optimizer": "optim opt optimizer_type optimizer_name",
+    "optimizer.weight_decay": "wd adam_weight_decay start_weight_decay",
+    "schedule.final_factor: the last rate as a share of the peak": """
+        min_lr min_learning_rate min_lr_ratio lr_min end_lr eta_min final_lr final_lr_frac final_lr_fraction
+        learning_rate_decay_frac
+    """,
+    "schedule: schedule=constant does not decay": "decay_lr",
+    "schedule: warmup_stable_decay, cosine or constant": (
+        "lr_scheduler lr_scheduler_type lr_scheduler_kwargs lr_schedule lr_decay_style scheduler scheduler_type"
     ),
-    **dict.fromkeys(
-        (
-            *(
-                "decay_steps",
-                "num_decay_steps",
-                "lr_decay_steps",
-                "decay_iters",
-                "wsd_decay_steps",
-                "lr_wsd_decay_iters",
-            ),
-            *("decay_ratio", "cooldown", "cooldown_steps", "cooldown_frac", "cooldown_fraction", "stable_steps"),
-            *("num_stable_steps", "warmdown_iters", "warmdown_steps", "warmdown_ratio"),
-        ),
-        "schedule.decay_fraction: the share of all steps, at their end, in which the rate falls",
+    "schedule.warmup_steps": "warmup_iters lr_warmup_iters lr_warmup_steps num_warmup_steps warmup_updates",
+    "schedule.warmup_steps: a number of steps": "warmup warmup_ratio warmup_fraction warmup_frac lr_warmup_fraction",
+    "max_steps: the schedule ends with the run; docs/training.md goes on at its last rate": """
+        lr_decay_iters lr_max_steps position_lr_max_steps lr_total_steps lr_steps t_max scheduler_steps
+        scheduler_total_steps schedule_steps learning_rate_schedule_steps
+    """,
+    "schedule.decay_fraction: the share of all steps, at their end, in which the rate falls": """
+        decay_steps num_decay_steps lr_decay_steps decay_iters wsd_decay_steps lr_wsd_decay_iters decay_ratio cooldown
+        cooldown_steps cooldown_frac cooldown_fraction stable_steps num_stable_steps warmdown_iters warmdown_steps
+        warmdown_ratio
+    """,
+    "schedule: docs/training.md begins another period by resume=RUN and more steps": (
+        "num_cycles period_lengths cycle_length lr_restarts"
     ),
-    **dict.fromkeys(
-        ("num_cycles", "period_lengths", "cycle_length", "lr_restarts"),
-        "schedule: docs/training.md begins another period by resume=RUN and more steps",
+    "schedule: the rate follows the step alone; patience=3 ends a run": "reduce_lr_on_plateau",
+    "max_steps": """
+        max_iters num_iterations train_iters train_steps training_steps num_train_steps num_training_steps
+        max_train_steps total_steps num_steps n_steps iters n_iters num_iters iterations max_updates exit_interval
+        max_steps_per_epoch
+    """,
+    "max_steps: of the whole run, with those before resume=RUN; init_from=RUN counts from 0": (
+        "steps more_steps extra_steps additional_steps further_steps steps_to_train"
     ),
-    "max_iters": "max_steps",
-    "num_iterations": "max_steps",
-    "train_steps": "max_steps",
-    "num_train_steps": "max_steps",
-    "max_train_steps": "max_steps",
-    "total_steps": "max_steps",
-    **dict.fromkeys(("num_training_steps", "training_steps", "num_steps", "n_steps"), "max_steps"),
-    **dict.fromkeys(
-        ("steps", "more_steps", "extra_steps", "additional_steps", "further_steps", "steps_to_train"),
-        "max_steps: of the whole run, with those before resume=RUN; init_from=RUN counts from 0",
+    "max_steps: the line `run` tells the epochs": (
+        "epoch epochs num_epochs n_epochs max_epochs min_epochs num_train_epochs single_epoch"
     ),
-    "iterations": "max_steps",
-    "epochs": "max_steps: the line `run` tells the epochs",
-    "num_epochs": "max_steps: the line `run` tells the epochs",
-    "n_epochs": "max_steps: the line `run` tells the epochs",
-    "max_epochs": "max_steps: the line `run` tells the epochs",
-    "num_train_epochs": "max_steps: the line `run` tells the epochs",
-    "single_epoch": "max_steps: the line `run` tells the epochs",
-    "max_tokens": "max_new_tokens max_steps: a step has batch_size × model.block_size tokens",
-    "target_flops": "max_flops",
-    "global_batch_size": "batch_size: sequences in one step of the optimizer",
-    "total_batch_size": "batch_size: sequences in one step of the optimizer",
-    "train_batch_size": "batch_size: sequences in one step of the optimizer",
-    "effective_batch_size": "batch_size: sequences in one step of the optimizer, in all micro-batches and processes",
-    **dict.fromkeys(
-        ("tokens_per_batch", "tokens_per_step", "total_batch_size_tokens", "batch_size_in_tokens"),
-        "batch_size: a step has batch_size × model.block_size tokens",
+    "max_steps: dry_run=true max_minutes=30 names the size for a time and a text": (
+        "target_param_data_ratio tokens_per_param"
     ),
-    "device_batch_size": "micro_batch_size",
-    "per_device_train_batch_size": "micro_batch_size: batch_size has all sequences of a step",
-    "per_device_eval_batch_size": "eval_batch_size",
-    "gradient_accumulation_steps": "micro_batch_size: batch_size has all sequences of a step, taken so many at a time",
-    "gradient_accumulation_iters": "micro_batch_size: batch_size has all sequences of a step, taken so many at a time",
-    **dict.fromkeys(
-        ("freeze_layers", "num_layers_freeze", "num_frozen_layers", "trainable_layers"),
-        "freeze: a list of parts, such as '[token_embedding,blocks.0,blocks.1]'",
+    "max_new_tokens max_steps: a step has batch_size × model.block_size tokens": (
+        "max_tokens tokens n_tokens total_tokens train_tokens"
     ),
-    **dict.fromkeys(
-        ("attn_only", "attention_only"),
-        "freeze: '[blocks.0.mlp,blocks.1.mlp]' leaves the MLPs at zero, where they begin",
+    "max_new_tokens tokenizer.vocab_size: of a vocabulary; a run reads max_steps × batch_size × model.block_size": (
+        "num_tokens"
     ),
-    **dict.fromkeys(
-        (
-            *("max_grad_norm", "gradient_clip_val", "gradient_clipping", "gradient_clip", "clip_gradient_norm"),
-            *("clip_grad", "clip_grad_norm", "grad_clip_norm", "grad_norm_clip"),
-        ),
-        "grad_clip",
+    "max_flops": "target_flops",
+    "batch_size: sequences in one step of the optimizer": (
+        "global_batch_size total_batch_size train_batch_size batch bs batchsize max_num_seqs"
     ),
-    **dict.fromkeys(
-        ("skip_loss_spikes", "max_loss_to_skip_batch", "skip_gradient_update_on_clip_norm"),
-        "grad_clip: a larger gradient is scaled down; a step is skipped if its loss is not finite",
+    "batch_size: sequences in one step of the optimizer, in all micro-batches and processes": "effective_batch_size",
+    "batch_size: a step has batch_size × model.block_size tokens": (
+        "tokens_per_batch tokens_per_step total_batch_size_tokens batch_size_in_tokens"
     ),
-    **dict.fromkeys(
-        ("ema", "ema_decay", "use_ema", "swa", "use_swa", "average_checkpoints", "weight_averaging"),
-        "schedule: its rate falls to 0; there is no average in training, docs/library.md has that of checkpoints",
+    "micro_batch_size": "device_batch_size micro_batch mbs",
+    "micro_batch_size: batch_size has all sequences of a step": (
+        "per_device_train_batch_size train_micro_batch_size_per_gpu"
     ),
-    **dict.fromkeys(
-        ("label_smoothing", "label_smoothing_factor", "label_smoothing_epsilon"),
-        "model.dropout: 0.1 or 0.2 where a small text is learned by heart; there is no label smoothing",
+    "micro_batch_size: batch_size has all sequences of a step, taken so many at a time": """
+        gradient_accumulation_steps gradient_accumulation_iters gradient_accumulation grad_accum grad_accum_steps
+        accumulate_grad_batches
+    """,
+    "micro_batch_size: dry_run=true predicts the memory of one": "auto_find_batch_size auto_scale_batch_size",
+    "batch_size: the same in all steps; resume=RUN batch_size=N allow_changes=true changes it": (
+        "rampup_batch_size batch_size_schedule batch_size_warmup"
     ),
-    **dict.fromkeys(
-        (
-            *("dropout_rate", "drop_rate", "dropout_prob", "resid_dropout", "resid_pdrop", "embd_pdrop"),
-            *("hidden_dropout", "hidden_dropout_prob", "embedding_dropout"),
-        ),
-        "model.dropout",
+    "eval_batch_size": "per_device_eval_batch_size eval_accumulation_steps",
+    "model.block_size: the same in all steps; init_from=RUN model.block_size=N goes on in longer windows": """
+        sequence_length_warmup seq_len_warmup seqlen_warmup sequence_warmup block_size_schedule curriculum
+        curriculum_learning use_curriculum
+    """,
+    "freeze: a list of parts, such as '[token_embedding,blocks.0,blocks.1]'": (
+        "freeze_layers num_layers_freeze num_frozen_layers trainable_layers"
     ),
-    **dict.fromkeys(
-        ("attn_dropout", "attn_pdrop", "attention_dropout_prob", "attention_probs_dropout_prob"),
-        "model.attention_dropout",
+    "freeze: '[blocks.0.mlp,blocks.1.mlp]' leaves the MLPs at zero, where they begin": "attn_only attention_only",
+    "freeze: parts that training leaves as they are; there is no LoRA": (
+        "lora use_lora lora_rank lora_r lora_alpha lora_dropout peft use_peft qlora"
     ),
-    **dict.fromkeys(("muon_momentum", "nesterov"), "optimizer.momentum: Muon's, which is Nesterov's"),
-    **dict.fromkeys(
-        ("ns_steps", "ns_coefficients", "newton_schulz_steps"),
-        "optimizer: Muon orthogonalises in four steps of Polar Express, always",
+    "grad_clip": """
+        max_grad_norm max_norm gradient_clip_val gradient_clipping gradient_clip clip_gradient_norm clip_grad
+        clip_grad_norm grad_clip_norm grad_norm_clip clip_norm
+    """,
+    "grad_clip: it clips the norm of the whole gradient": "gradient_clip_algorithm clip_value",
+    "grad_clip: a larger gradient is scaled down; a step is skipped if its loss is not finite": (
+        "skip_loss_spikes max_loss_to_skip_batch skip_gradient_update_on_clip_norm"
     ),
-    **dict.fromkeys(
-        ("adjust_lr_fn", "match_rms_adamw", "muon_lr", "lr_muon"),
-        "optimizer.lr: that of Muon; docs/training.md says how its steps compare to AdamW's",
+    "max_skipped_steps: a step whose loss is not finite changes nothing, and so many in a row end the run": (
+        "detect_anomaly"
     ),
-    **dict.fromkeys(
-        ("adamw_lr", "adam_lr", "scalar_lr"),
-        "optimizer.embedding_lr: AdamW's of embeddings, norms and biases; optimizer.lm_head_lr is that of the head",
+    "schedule: its rate falls to 0; there is no average in training, docs/library.md has that of checkpoints": (
+        "ema ema_decay use_ema swa use_swa average_checkpoints weight_averaging"
     ),
-    **dict.fromkeys(("eps", "adam_eps", "adam_epsilon"), "optimizer: the epsilon of AdamW is always 1e-10"),
-    **dict.fromkeys(
-        ("find_lr", "lr_find", "auto_lr_find", "lr_finder"),
-        "optimizer.lr: python train.py -m optimizer.lr=0.01,0.02,0.04 compares several",
+    "model.dropout: 0.1 or 0.2 where a small text is learned by heart; there is no label smoothing": (
+        "label_smoothing label_smoothing_factor label_smoothing_epsilon"
     ),
-    **dict.fromkeys(
-        ("rampup_batch_size", "batch_size_schedule", "batch_size_warmup"),
-        "batch_size: the same in all steps; resume=RUN batch_size=N allow_changes=true changes it",
+    ": the loss and the batches are as they are; docs/library.md has a loop of your own": (
+        "neftune_noise_alpha callbacks z_loss eod_mask_loss"
     ),
-    **dict.fromkeys(
-        (
-            *("sequence_length_warmup", "seq_len_warmup", "seqlen_warmup", "sequence_warmup", "block_size_schedule"),
-            *("curriculum", "curriculum_learning", "use_curriculum"),
-        ),
-        "model.block_size: the same in all steps; init_from=RUN model.block_size=N goes on in longer windows",
+    "optimizer.momentum: Muon's, which is Nesterov's": "muon_momentum nesterov",
+    "optimizer: Muon orthogonalises in four steps of Polar Express, always": (
+        "ns_steps ns_coefficients newton_schulz_steps"
     ),
-    "gradient_checkpointing": "recompute: recompute=block",
-    "early_stopping": "patience: the number of evaluations without a better loss",
-    "early_stopping_patience": "patience",
-    **dict.fromkeys(
-        (
-            *("min_delta", "early_stopping_threshold", "early_stopping_delta", "early_stopping_min_delta"),
-            *("patience_delta", "stop_on_plateau", "early_stop_threshold", "stop_threshold", "loss_threshold"),
-            *("target_loss", "stop_loss", "divergence_threshold"),
-        ),
-        "patience: evaluations without a better loss, by however little; there is no threshold",
+    "optimizer.lr: that of Muon; docs/training.md says how its steps compare to AdamW's": (
+        "adjust_lr_fn match_rms_adamw muon_lr lr_muon"
     ),
-    **dict.fromkeys(
-        ("pruner", "pruning", "early_terminate", "hyperband", "asha", "median_stopping", "successive_halving"),
-        "patience: it ends a run by its own losses; docs/sweeps.md trains the best of short runs longer",
+    "optimizer.embedding_lr: AdamW's of embeddings, norms and biases; optimizer.lm_head_lr is that of the head": (
+        "adamw_lr adam_lr scalar_lr"
     ),
-    **dict.fromkeys(
-        (
-            *("max_time", "max_train_time", "max_training_time", "train_time", "training_time", "time_limit", "time"),
-            *("time_budget", "max_duration", "max_runtime", "max_seconds", "max_hours", "max_train_hours"),
-        ),
-        "max_minutes: 60 for an hour of training",
+    "optimizer: the epsilon of AdamW is always 1e-10": "eps adam_eps adam_epsilon",
+    "optimizer.lr: python train.py -m optimizer.lr=0.01,0.02,0.04 compares several": (
+        "find_lr lr_find auto_lr_find lr_finder"
     ),
-    "reduce_lr_on_plateau": "schedule: the rate follows the step alone; patience=3 ends a run",
-    "dtype": "precision",
-    "mixed_precision": "precision",
-    "torch_dtype": "precision dtype",
-    **dict.fromkeys(("model_dtype", "train_dtype", "compute_dtype", "amp_dtype"), "precision"),
-    "outtype": "dtype: float32, bfloat16 or float16",
-    "precision": "dtype: float32, bfloat16 or float16",
-    "bf16": "precision: precision=bf16",
-    **dict.fromkeys(("fp16", "half", "float16"), "precision: precision=fp16"),
-    "amp": "precision: auto takes bf16 or fp16 where they are fast",
-    "torch_compile": "compile: auto, on or off",
-    "accelerator": "device",
-    **dict.fromkeys(
-        (
-            *("gpu", "gpus", "gpu_id", "gpu_ids", "gpu_index", "device_id", "device_ids", "devices", "cuda_device"),
-            *("n_gpu", "n_gpus", "num_gpus", "ngpus", "visible_devices", "cuda_visible_devices"),
-        ),
-        "device: cuda:1 is the second GPU; docs/hardware.md chooses several",
+    "recompute: recompute=block": """
+        gradient_checkpointing use_gradient_checkpointing grad_checkpointing activation_checkpointing
+        checkpoint_activations enable_activation_checkpointing enable_activation_offloading recompute_activations
+        recompute_granularity
+    """,
+    "patience: the number of evaluations without a better loss": "early_stopping",
+    "patience": "early_stopping_patience",
+    "patience: evaluations without a better loss, by however little; there is no threshold": """
+        min_delta early_stopping_threshold early_stopping_delta early_stopping_min_delta patience_delta stop_on_plateau
+        early_stop_threshold stop_threshold loss_threshold target_loss stop_loss divergence_threshold
+    """,
+    "patience: it ends a run by its own losses; docs/sweeps.md trains the best of short runs longer": (
+        "pruner pruning early_terminate hyperband asha median_stopping successive_halving"
     ),
-    **dict.fromkeys(("cuda", "use_cuda", "use_gpu"), "device: auto takes a GPU if there is one"),
-    **dict.fromkeys(("no_cuda", "use_cpu", "cpu", "cpu_only", "force_cpu"), "device: device=cpu"),
-    **dict.fromkeys(
-        ("threads", "num_threads", "n_threads", "nthreads", "cpu_threads", "torch_threads", "omp_num_threads"),
-        "device: on a CPU OMP_NUM_THREADS=2 before the command sets the threads",
+    "max_minutes: 60 for an hour of training": """
+        max_time max_train_time max_training_time train_time training_time time_limit time time_budget max_duration
+        max_runtime max_seconds max_hours max_train_hours exit_duration_in_mins
+    """,
+    "dry_run: it prints memory and time, and trains nothing; max_steps=1 trains one step": (
+        "fast_dev_run debug smoke_test"
     ),
-    **dict.fromkeys(
-        ("workers", "num_workers", "n_workers", "dataloader_num_workers", "num_proc", "preprocessing_num_workers"),
-        "batch_size: its tokens are prepared once and then read without other processes",
+    "dry_run: it prints the parameters of each part, the memory and the time": (
+        "summary model_summary print_model show_model torchinfo count_parameters"
     ),
-    **dict.fromkeys(
-        (
-            *("progress", "progress_bar", "show_progress", "enable_progress_bar", "no_progress", "disable_progress"),
-            *("progress_bar_refresh_rate", "tqdm", "use_tqdm", "disable_tqdm", "quiet", "silent", "verbose"),
-            *("verbosity", "verbose_level", "log_level", "loglevel", "logging_level", "log_verbosity"),
-        ),
-        "log_interval: TQDM_DISABLE=1 before the command leaves out its bar, > /dev/null behind it all but the errors",
+    ": train.py trains, eval.py scores and sample.py writes": (
+        "do_train do_eval do_predict do_test eval_only test_only inference_only"
     ),
-    **dict.fromkeys(
-        ("summary", "model_summary", "print_model", "show_model", "torchinfo", "count_parameters"),
-        "dry_run: it prints the parameters of each part, the memory and the time",
+    ": python train.py -m hydra/launcher=joblib hydra.launcher.n_jobs=2 trains two jobs at once": (
+        "n_jobs num_jobs max_workers max_batch_size"
     ),
-    "eval_iters": "eval_tokens: the targets that an evaluation scores",
-    **dict.fromkeys(
-        ("eval_at_start", "eval_on_start", "eval_first", "eval_before_training", "initial_validation"),
-        "eval_interval: the first comes after so many steps; eval.py checkpoint=RUN against=BASE has both losses",
+    ": -m hydra/sweeper=optuna searches, with this as hydra.sweeper.NAME; docs/sweeps.md shows it": (
+        "n_trials study_name storage direction sampler"
     ),
-    "eval_steps": "eval_interval",
-    "eval_every": "eval_interval",
-    "val_every": "eval_interval",
-    "logging_steps": "log_interval",
-    "log_every": "log_interval",
-    **dict.fromkeys(("print_freq", "print_every", "print_interval", "log_freq", "display_interval"), "log_interval"),
-    **dict.fromkeys(
-        ("smoothing", "smooth_loss", "loss_smoothing", "loss_ema", "running_mean", "moving_average"),
-        "log_interval: losses are those of single steps; the run's page draws their smoothed curve beside them",
+    ": docs/sweeps.md has the YAML of a sweep by wandb": "method",
+    # The machine
+    "precision": "dtype mixed_precision model_dtype train_dtype compute_dtype amp_dtype",
+    "dtype: float32, bfloat16 or float16": "precision",
+    "precision dtype": "torch_dtype",
+    "precision: precision=bf16": "bf16 bfloat16 use_bf16",
+    "precision: precision=fp16": "fp16 float16 half use_fp16",
+    "precision: precision=fp32": "fp32 float32",
+    "precision: auto takes bf16 or fp16 where they are fast": "amp use_amp autocast",
+    "precision: fp32, bf16 or fp16, and none with fewer bits": "fp8 fp8_recipe load_in_8bit load_in_4bit",
+    "precision: with fp16 the loss is scaled by itself": "loss_scale initial_loss_scale grad_scaler",
+    "precision: with fp32 products are exact, with bf16 or fp16 the others are TF32 on a GPU that has it": (
+        "tf32 allow_tf32 tensorcores"
     ),
-    "save_steps": "checkpoint_interval",
-    "save_every": "checkpoint_interval",
-    "save_interval": "checkpoint_interval",
-    "save_total_limit": "keep_checkpoints",
-    **dict.fromkeys(
-        ("max_keep_ckpts", "max_to_keep", "keep_last", "keep_last_n", "keep_last_n_checkpoints", "max_checkpoints"),
-        "keep_checkpoints: of the latest; the best is kept besides",
+    "compile: auto, on or off": "torch_compile use_compile compile_model",
+    "deterministic": "full_determinism cudnn_deterministic use_deterministic_algorithms",
+    "device: auto takes a GPU if there is one": "accelerator device_type device_map cuda use_cuda use_gpu n_gpu_layers",
+    "device: cuda:1 is the second GPU; docs/hardware.md chooses several": (
+        "gpu gpus gpu_id gpu_ids gpu_index device_id device_ids cuda_device visible_devices cuda_visible_devices"
     ),
-    "save_top_k": "keep_checkpoints: of the latest; the best is kept besides",
-    "save_all_checkpoints": "keep_checkpoints: 1000000 keeps all",
-    "save_best_only": "keep_checkpoints: 1 keeps the best and the latest, to continue from",
-    "save_only_best_model": "keep_checkpoints: 1 keeps the best and the latest, to continue from",
-    "load_best_model_at_end": "keep_checkpoints: the best is kept besides, and sample.py takes it",
-    "save_strategy": "checkpoint_interval: a number of steps",
-    **dict.fromkeys(
-        ("save_every_minutes", "checkpoint_minutes", "train_time_interval"),
-        "checkpoint_interval: a number of steps; dry_run=true prints the seconds of one",
+    "device: cuda:1 is the second GPU; torchrun --standalone --nproc-per-node=2 train.py takes two": (
+        "devices n_gpu n_gpus num_gpus ngpus"
     ),
-    "checkpoint_steps": "checkpoint_interval: every so many steps; docs/training.md keeps chosen ones",
-    "eval_strategy": "eval_interval: a number of steps; the last one is always evaluated",
-    "evaluation_strategy": "eval_interval: a number of steps; the last one is always evaluated",
-    "logging_strategy": "log_interval: a number of steps",
-    "always_save_checkpoint": "keep_checkpoints: the best checkpoint is always kept",
-    "resume_from_checkpoint": "resume: a run's directory, or auto",
-    "wandb_log": "wandb.mode: online, offline or disabled",
-    "report_to": "wandb.mode: online, offline or disabled; docs/training.md hands metrics.jsonl to TensorBoard",
-    "logger": "wandb.mode: online, offline or disabled; docs/training.md hands metrics.jsonl to TensorBoard",
-    "tensorboard": "wandb.mode: there is none for TensorBoard; docs/training.md hands it metrics.jsonl",
-    "use_tensorboard": "wandb.mode: there is none for TensorBoard; docs/training.md hands it metrics.jsonl",
-    "wandb_project": "wandb.project",
-    "wandb_run_name": "wandb.name",
-    "wandb_notes": "wandb.notes",
-    "run_name": "wandb.name",
+    "device: device=cpu": "no_cuda use_cpu cpu cpu_only force_cpu",
+    "device: on a CPU OMP_NUM_THREADS=2 before the command sets the threads": (
+        "threads num_threads n_threads nthreads cpu_threads torch_threads omp_num_threads"
+    ),
+    ": torchrun --standalone --nproc-per-node=2 train.py takes two GPUs; docs/scaling.md has several machines": (
+        "strategy backend ddp ddp_backend local_rank num_nodes nproc_per_node world_size"
+    ),
+    ": each GPU holds the whole model; docs/hardware.md says how large it may be": """
+        fsdp deepspeed zero_stage tensor_parallel_size tensor_model_parallel_size pipeline_model_parallel_size
+        use_distributed_optimizer
+    """,
+    ": leave it out, nothing needs to be set": """
+        ddp_find_unused_parameters find_unused_parameters sync_batchnorm benchmark cudnn_benchmark
+        synchronize_each_layer enforce_eager fused foreach remove_unused_columns num_sanity_val_steps timing_log_level
+    """,
+    ": python benchmarks/gpu.py kernels nanoGPT prints what takes the time of a step on a GPU": "profiler profile",
+    # Evaluations, logs and checkpoints
+    "log_interval: TQDM_DISABLE=1 before the command leaves out its bar, > /dev/null behind it all but the errors": """
+        progress progress_bar show_progress enable_progress_bar no_progress disable_progress progress_bar_refresh_rate
+        tqdm use_tqdm disable_tqdm quiet silent verbose verbosity verbose_level log_level loglevel logging_level
+        log_verbosity
+    """,
+    "eval_tokens: the targets that an evaluation of a run scores; eval.py scores a whole text": """
+        eval_iters eval_batches val_batches val_max_steps eval.max_iters max_eval_samples max_val_samples
+        limit_val_batches
+    """,
+    "data.path: all of it is scored; head -c 1000000 FILE writes a shorter one": "eval_tokens",
+    "eval_interval: the first comes after so many steps; eval.py checkpoint=RUN against=BASE has both losses": (
+        "eval_at_start eval_on_start eval_first eval_before_training initial_validation eval_delay"
+    ),
+    "eval_interval": """
+        eval_steps eval_every eval_freq eval_frequency eval.interval val_every val_interval val_loss_every
+        val_check_interval check_val_every_n_epoch
+    """,
+    "eval_interval: a number of steps; the last one is always evaluated": "eval_strategy evaluation_strategy",
+    "eval_interval: each evaluation writes a sample, of sample_tokens tokens": (
+        "sample_every sample_interval sample_freq"
+    ),
+    "log_interval": """
+        logging_steps log_every log_every_n_steps log_freq log_steps print_every print_freq print_interval
+        display_interval
+    """,
+    "log_interval: a number of steps": "logging_strategy",
+    "log_interval: the first step has a line, and then each of so many": "logging_first_step",
+    "log_interval: losses are those of single steps; the run's page draws their smoothed curve beside them": (
+        "smoothing smooth_loss loss_smoothing loss_ema running_mean moving_average"
+    ),
+    "log_interval: metrics.jsonl has the speed so far, and summary.json the memory": (
+        "log_throughput log_peak_memory_stats log_memory"
+    ),
+    "checkpoint_interval": """
+        save_steps save_every save_every_n_steps save_freq save_interval checkpoint_every checkpoint_factor ckpt_every
+        ckpt_interval
+    """,
+    "checkpoint_interval: a number of steps": "save_strategy",
+    "checkpoint_interval: a number of steps; dry_run=true prints the seconds of one": (
+        "save_every_minutes checkpoint_minutes train_time_interval"
+    ),
+    "checkpoint_interval: every so many steps; docs/training.md keeps chosen ones": "checkpoint_steps",
+    "checkpoint_interval: 1000000 saves no steps but those evaluated and the last": (
+        "enable_checkpointing save_checkpoints"
+    ),
+    "keep_checkpoints": "save_total_limit",
+    "keep_checkpoints: of the latest; the best is kept besides": (
+        "max_keep_ckpts max_to_keep keep_last keep_last_n keep_last_n_checkpoints max_checkpoints save_top_k"
+    ),
+    "keep_checkpoints: 1000000 keeps all": "save_all_checkpoints",
+    "keep_checkpoints: 1 keeps the best and the latest, to continue from": "save_best_only save_only_best_model",
+    "keep_checkpoints: the best is kept besides, and sample.py takes it": "load_best_model_at_end",
+    "keep_checkpoints: the best checkpoint is always kept": "always_save_checkpoint",
+    "keep_checkpoints: the best, which is kept besides, is that with the lowest validation loss": (
+        "metric_for_best_model greater_is_better monitor"
+    ),
+    "keep_checkpoints: docs/sweeps.md removes the state of the optimizers, without which no run continues": (
+        "save_only_model save_weights_only"
+    ),
+    ": weights are always in model.safetensors": "save_safetensors",
+    "resume: a run's directory, or auto": (
+        "resume_from_checkpoint resume_from resume_path resume_from_step load_checkpoint"
+    ),
+    "resume: it goes on where the run was in its text": "ignore_data_skip",
+    ": python export.py to=FOLDER writes a model that hf upload NAME FOLDER sends, as docs/interop.md shows": (
+        "push_to_hub hub_model_id hub_token hub_strategy"
+    ),
+    ": python export.py to=FOLDER writes a model that lm_eval measures, as docs/interop.md shows": (
+        "tasks eval_tasks num_fewshot gen_kwargs log_samples core_metric_every core_metric_max_per_task"
+    ),
+    "wandb.mode: online, offline or disabled": (
+        "wandb_log wandb_mode use_wandb no_wandb enable_wandb wandb.enabled wandb.disabled wandb.offline log_with"
+    ),
+    "wandb.mode: online, offline or disabled; docs/training.md hands metrics.jsonl to TensorBoard": (
+        "report_to logger logger_name logger_type"
+    ),
+    "wandb.mode: there is none for TensorBoard; docs/training.md hands it metrics.jsonl": (
+        "tensorboard use_tensorboard tensorboard_dir tensorboard_log tensorboard_log_dir"
+    ),
+    "wandb.project": "wandb_project",
+    "wandb.name": "wandb_run_name run_name",
+    "wandb.name: run_dir= names the run's folder": "name run",
+    "wandb.notes": "wandb_notes",
+    ": WANDB_RUN_ID=ID before the command names a run of wandb, and a resumed run continues its own": (
+        "wandb.id wandb.run_id wandb.resume wandb_id wandb_run_id"
+    ),
+    ": WANDB_DIR=FOLDER before the command names the folder of wandb's files": "wandb.dir wandb_dir",
+    ": WANDB_JOB_TYPE=TYPE before the command names it": "wandb.job_type wandb_job_type",
+    ": wandb gets the metrics, the samples and the page of a run, no weights and no gradients": (
+        "wandb.log_model wandb.watch wandb_log_model wandb_watch log_model"
+    ),
     # Places
-    "out_dir": "run_dir checkpoint",
-    "output_dir": "run_dir to checkpoint",
-    **dict.fromkeys(
-        ("overwrite", "overwrite_output_dir", "force"),
-        "run_dir to: what is there stays; remove it, or name another",
+    "run_dir checkpoint": "out_dir checkpoint_dir ckpt_dir",
+    "run_dir to checkpoint": "output_dir",
+    "run_dir to: what is there stays; remove it, or name another": "overwrite overwrite_output_dir force",
+    "run_dir": "log_dir logdir logging_dir workdir default_root_dir root_dir model_tag experiment_name exp_name",
+    "checkpoint init_from: the weights of a run, which train.py continues by resume=RUN": (
+        "ckpt ckpt_path checkpoint_path model_path load load_from"
     ),
-    "log_dir": "run_dir",
-    "logdir": "run_dir",
-    "logging_dir": "run_dir",
-    "checkpoint_dir": "run_dir checkpoint",
-    "ckpt_path": "checkpoint init_from",
-    "model_path": "checkpoint init_from",
-    "model_name_or_path": "init_from checkpoint: a model of Hugging Face is hf:NAME_OR_FOLDER",
-    "init_from": "checkpoint",
-    "model": "checkpoint: a run's directory",
-    **dict.fromkeys(("ckpt", "ckpt_dir", "checkpoint_path", "path"), "checkpoint"),
-    "output": "to results run_dir",
-    **dict.fromkeys(
-        ("save", "no_save", "save_model", "save_results", "no_output"),
-        "run_dir: each run fills a folder; dry_run=true writes none",
+    "checkpoint": "init_from path m resume run_dir",
+    "init_from: the weights of a run, which resume=RUN continues": "checkpoint",
+    "init_from: a run begins with the weights of another one, and new optimizers": (
+        "finetune finetune_from no_load_optim"
     ),
-    "output_file": "results to",
-    **dict.fromkeys(("out", "out_path", "save_path", "export_dir"), "to results"),
-    **dict.fromkeys(
-        ("outdir", "save_dir", "savedir", "result_dir", "results_dir", "results_folder", "output_folder", "work_dir"),
-        "run_dir to results",
+    "init_from checkpoint: a run; python export.py import_from=NAME to=FOLDER makes one of a model of Hugging Face": (
+        "model_name_or_path model_id pretrained pretrained_model initial_checkpoint_dir hf_model model_args"
     ),
-    **dict.fromkeys(
-        ("format", "fmt", "export_format"),
-        "to: a folder in Hugging Face's format, or FILE.html; docs/interop.md has others",
+    "checkpoint: a run's directory": "model",
+    "to results run_dir": "output out",
+    "run_dir to results": "outdir save_dir savedir result_dir results_dir results_folder output_folder work_dir",
+    "run_dir: each run fills a folder; dry_run=true writes none": "save no_save save_model save_results no_output",
+    "results to": "output_file output_path",
+    "to results": "out_path save_path export_dir",
+    "to: a folder in Hugging Face's format, or FILE.html; docs/interop.md has others": "format fmt export_format",
+    "to: a folder in Hugging Face's format; docs/interop.md takes it to GGUF, ONNX and other programs": (
+        "outtype gguf onnx quantize quantization"
     ),
-    **dict.fromkeys(
-        ("gguf", "onnx", "outtype", "quantize", "quantization", "push_to_hub"),
-        "to: a folder in Hugging Face's format; docs/interop.md takes it to GGUF, ONNX and other programs",
+    ": write settings in FOLDER/experiment/NAME.yaml, and type --config-dir=FOLDER experiment=NAME": (
+        "config config_file config_path cfg"
     ),
     # Sampling
-    "start": "prompt: prompt_file=FILE reads it from a file",
-    "text": "prompt data.path",
-    "prefix": "prompt: prompt_file=FILE reads it from a file",
-    "include_prefix": "results: results=- has the text without its prompt, as JSON lines",
-    "include_prompt": "results: results=- has the text without its prompt, as JSON lines",
-    "return_full_text": "results: results=- has the text without its prompt, as JSON lines",
-    "nsamples": "num_samples",
-    **dict.fromkeys(
-        ("unconditional", "start_token", "bos", "bos_token", "bos_token_id"),
-        "prompt: leave it out, and a sample begins as a document does",
+    "prompt: prompt_file=FILE reads it from a file": "start prefix",
+    "prompt data.path": "text",
+    "sample_prompt: of the samples in training; sample.py writes others": "prompt",
+    "sample_tokens: of the samples in training; sample.py writes others": "max_new_tokens",
+    "results: results=- has the text without its prompt, as JSON lines": (
+        "include_prefix include_prompt return_full_text"
     ),
-    "num_return_sequences": "num_samples",
-    "num_samples_per_prompt": "num_samples",
-    "length": "max_new_tokens",
-    "max_length": "max_new_tokens model.block_size",
-    **dict.fromkeys(
-        ("min_length", "min_tokens", "min_new_tokens", "ignore_eos"),
-        "max_new_tokens: the most; a sample ends earlier where the model ends the document",
+    "num_samples": "nsamples n_samples num_return_sequences num_samples_per_prompt best_of",
+    "num_samples: max_new_tokens is the length of each": "n",
+    "prompt tokenizer: <|endoftext|> begins a document, and a sample without a prompt": (
+        "unconditional start_token bos bos_token bos_token_id"
     ),
-    **dict.fromkeys(("n_predict", "tokens", "n_tokens", "num_tokens"), "max_new_tokens"),
-    "k": "top_k",
-    "p": "top_p",
-    **dict.fromkeys(("nucleus", "nucleus_p", "topp"), "top_p"),
-    "stream": "results: results=- or a file; without it the text is printed as it comes",
-    "temp": "temperature",
-    "do_sample": "temperature: temperature=0 takes the likeliest token",
-    "truncate": "stop",
-    **dict.fromkeys(
-        (
-            *("stop_sequences", "stop_sequence", "stop_strings", "stop_string", "stop_words", "stop_tokens"),
-            *("stopping_strings", "custom_stopping_strings", "antiprompt", "reverse_prompt"),
-        ),
-        "stop",
+    "max_new_tokens": "length n_predict",
+    "max_new_tokens model.block_size": "max_length",
+    "max_new_tokens: the most; a sample ends earlier where the model ends the document": (
+        "min_length min_tokens min_new_tokens ignore_eos"
     ),
-    **dict.fromkeys(
-        ("single_line", "singleline", "stop_at_newline", "max_lines", "num_lines", "stop_lines", "max_newlines"),
-        r"stop: 'stop=\n' ends a sample with its first line; python sample.py | head -n 3 ends it with its third",
+    "top_k": "k",
+    "top_p": "nucleus nucleus_p topp",
+    "top_p: prompt= is the beginning": "p",
+    "results: results=- or a file; without it the text is printed as it comes": "stream",
+    "interactive": "i chat",
+    "temperature": "temp",
+    "temperature: temperature=0 takes the likeliest token": "do_sample greedy",
+    "stop": """
+        truncate stop_sequences stop_sequence stop_strings stop_string stop_words stop_tokens stop_token_ids
+        stopping_strings custom_stopping_strings antiprompt reverse_prompt
+    """,
+    r"stop: 'stop=\n' ends a sample with its first line; python sample.py | head -n 3 ends it with its third": (
+        "single_line singleline stop_at_newline max_lines num_lines stop_lines max_newlines"
     ),
-    **dict.fromkeys(("include_stop", "include_stop_str_in_output"), "stop: a sample ends before it"),
-    "trim_incomplete_sentences": "stop: ends before a text; docs/generation.md leaves out a sentence that is cut",
-    "eos_token_id": "stop: a text; a sample ends by itself where the model ends the document",
-    "best_of": "num_samples",
-    **dict.fromkeys(
-        ("logit_bias", "sequence_bias", "bad_words", "bad_words_ids", "banned_tokens", "suppress_tokens"),
-        "stop: ends a sample at a text; docs/library.md has the lines that keep tokens from being drawn",
+    "stop: a sample ends before it": "include_stop include_stop_str_in_output",
+    "stop: ends before a text; docs/generation.md leaves out a sentence that is cut": "trim_incomplete_sentences",
+    "stop tokenizer: a sample ends by itself where the model ends the document, with <|endoftext|>": (
+        "eos_token_id eos_token"
     ),
-    **dict.fromkeys(
-        ("num_beams", "n_beams", "beam_size", "beam_width", "beam_search", "use_beam_search"),
-        "temperature: temperature=0 takes the likeliest token; there is no beam search",
+    ": a sample has no special tokens": "skip_special_tokens",
+    ": keys and values of earlier tokens are always kept": "use_cache use_kv_cache kv_cache",
+    "stop: ends a sample at a text; docs/library.md has the lines that keep tokens from being drawn": (
+        "logit_bias sequence_bias bad_words bad_words_ids banned_tokens suppress_tokens"
     ),
-    "typical_p": "min_p",
-    "epsilon_cutoff": "min_p",
-    "eta_cutoff": "min_p",
-    **dict.fromkeys(
-        ("repetition_penalty", "repeat_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size"),
-        "temperature: a higher one with top_p repeats less; there is no penalty",
+    ": there is no beam search, and temperature=0 takes the likeliest token": """
+        num_beams n_beams beam_size beam_width beam_search use_beam_search num_beam_groups length_penalty
+        diversity_penalty
+    """,
+    "min_p: it leaves out unlikely tokens, and top_k and top_p do": (
+        "typical_p epsilon_cutoff eta_cutoff mirostat mirostat_tau penalty_alpha"
     ),
-    **dict.fromkeys(
-        ("guidance_scale", "cfg_scale", "negative_prompt"),
-        "prompt: docs/library.md has the lines that guide it by another prompt",
+    ": there is no penalty, and a higher temperature with top_p repeats less": (
+        "repetition_penalty repeat_penalty repeat_last_n frequency_penalty presence_penalty no_repeat_ngram_size"
     ),
-    **dict.fromkeys(
-        ("logprobs", "return_logprobs", "output_scores", "output_logits"),
-        "results: the texts; docs/library.md has the lines for the log probabilities of their tokens",
+    "prompt: docs/library.md has the lines that guide it by another prompt": "guidance_scale cfg_scale negative_prompt",
+    "results: the texts; docs/library.md has the lines for the log probabilities of their tokens": (
+        "logprobs prompt_logprobs return_logprobs output_scores output_logits"
     ),
-    **dict.fromkeys(
-        ("grammar", "guided_regex", "guided_json", "json_schema"),
-        "stop: ends a sample at a text; docs/library.md has the lines that allow tokens by a pattern",
+    "stop: ends a sample at a text; docs/library.md has the lines that allow tokens by a pattern": (
+        "grammar guided_regex guided_json json_schema"
     ),
+    "batch_size: samples at a time": "gpu_memory_utilization",
 }
+ALIASES = {theirs: ours for ours, names in NAMES.items() for theirs in names.split()}
+"""{their name: its key in NAMES}."""
 
 # {group: {their name of an option: ours, and after a colon a word on it}}.
 OPTIONS = {

@@ -5,9 +5,11 @@ import json
 import logging
 import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from itertools import product
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
@@ -26,6 +28,8 @@ NO_LIMIT = ("all", "inf", "infinity", "never", "none", "null", "random", "unlimi
 TEXT_KINDS = (str, str | None, list[str], list[str] | None)
 """The types of settings that are texts, or lists of them."""
 NULLS = ("null", "None")  # None is Python's, which a sweep by wandb types
+COMMANDS: dict[str, type] = {}
+"""The settings of each command, which cli/command.py enters."""
 WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ
 """Whether the agent of a sweep by wandb starts this command."""
 WANDB_COMMAND = """write command: ["${env}", python, "${program}", "${args_no_hyphens}"] in the sweep's YAML"""
@@ -33,10 +37,11 @@ WANDB_COMMAND = """write command: ["${env}", python, "${program}", "${args_no_hy
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
+def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> dict[str, str]:
     """Return the values of NAME=VALUE arguments by name, without Hydra's leading +.
 
     Raises SettingsError for any other argument, and for an empty value: a shell variable that is not set gives one.
+    names: the settings that there are, for the answer to --NAME.
     """
     values = {}
     before = ""
@@ -56,7 +61,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
             raise SettingsError(f"cannot read {argument!r}, which has {sign}", remedy)
         is_taken_away = name.startswith("~") and "/" not in name  # as in Hydra, and no file of a home folder
         if name.startswith("-") or is_taken_away or not name or not equals:
-            remedy = "settings are typed NAME=VALUE, without dashes; --help all lists them"
+            remedy = f"settings are typed NAME=VALUE, without dashes; {way_without_dashes(name, value, names)}"
             if is_taken_away:
                 remedy = f"leave it out: a setting that is not typed has its default; {name[1:]}=VALUE gives another"
             elif before and not equals and not name.startswith(("-", "~")):
@@ -75,6 +80,14 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
         values[name] = value
         before = argument
     return values
+
+
+def way_without_dashes(name: str, value: str, names: Collection[str]) -> str:
+    """Return what to type in place of --NAME, --NAME=VALUE or NAME."""
+    bare = name.lstrip("-")
+    if bare in names:
+        return f"type {shlex.quote(f'{bare}={value}') if value else f'{bare}=VALUE'}"
+    return remedy_for_unknown(bare, names) if bare != name else "--help all lists them"
 
 
 def tell_repeated(arguments: Iterable[str], is_sweep: bool = True) -> None:
@@ -109,7 +122,7 @@ def hidden_sign(text: str) -> str:
 def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
     """Return the `schema` object of NAME=VALUE arguments, which change `base` or the defaults."""
     values = {} if base is None else flat(asdict(base))  # type: ignore[call-overload]
-    return build(schema, values | parse_overrides(arguments))
+    return build(schema, values | parse_overrides(arguments, setting_hints(schema)))
 
 
 def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
@@ -244,30 +257,100 @@ def typed_default(field: Field) -> str:
 
 
 def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
-    """Return the error for a name that is not among `names`, with the nearest of them."""
-    # A command that reads a checkpoint takes its model as it is.
-    meant = ALIASES.get(name.lower(), name)
-    if (meant == "attention" or meant.startswith("model.")) and not any(known.startswith("model") for known in names):
-        remedy = "docs/library.md changes one that shapes no weight, such as block_size or rope_theta"
-        if meant in ("attention", "model.n_kv_head"):
-            remedy = f"'python train.py init_from=RUN {meant}=…' trains one that begins with its weights, if they fit"
-        return SettingsError(f"there is no setting {name}", f"the checkpoint has those of its model; {remedy}")
+    """Return the error for a name that is not among `names`, with what it is here."""
+    return SettingsError(f"there is no setting {name}", remedy_for_unknown(name, names))
+
+
+def remedy_for_unknown(name: str, names: Collection[str]) -> str:
+    """Return the remedy for a name that is not among `names`."""
     # It may be meant to add to a list: wandb.tags.+=c, wandb.tags.2=c, wandb.tags[2]=c.
     whole = re.sub(r"\.?\+$|\.\d+$|\[\d*\]$|\.append$", "", name)
     if whole != name and whole in names:
-        return SettingsError(f"there is no setting {name}", f"a list is typed whole, as in '{whole}=[A,B]'")
-    # Another trainer may call it so, perhaps in another group.
-    for word in (name, name.rpartition(".")[2]):
-        ours, _, difference = ALIASES.get(word.lower().replace("-", "_"), "").partition(": ")
-        known = next((each for each in ours.split() if each in names), None)
-        if known and word not in [each.rpartition(".")[2] for each in names]:
-            return SettingsError(
-                f"there is no setting {name}", f"here it is {known}{difference and f' ({difference})'}"
-            )
-    # It may be typed without its group, or misspelt; or it is a group's.
-    full = {known.rpartition(".")[2]: known for known in names} | {known: known for known in names}
-    words = (name, name.rpartition(".")[2])
-    similar = [full[match] for word in words for match in difflib.get_close_matches(word, full, n=2, cutoff=0.75)]
-    near = [known for known in names if known.startswith(f"{name}.")] or similar
-    remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "--help all lists them"
-    return SettingsError(f"there is no setting {name}", remedy)
+        return f"a list is typed whole, as in '{whole}=[A,B]'"
+    typed = name.lower().replace("-", "_")
+    last = last_word(typed)
+    # A command that reads a checkpoint takes its model as it is.
+    meant = [typed, *ours_for(typed)]
+    of_model = [each for each in meant if each == "attention" or each.startswith("model.")]
+    if of_model and not {*meant} & {*names} and not any(known.startswith("model") for known in names):
+        (shape, *_) = of_model
+        remedy = "docs/library.md changes one that shapes no weight, such as block_size or rope_theta"
+        if shape in ("attention", "model.n_kv_head"):
+            remedy = f"'python train.py init_from=RUN {shape}=…' trains one that begins with its weights, if they fit"
+        return f"the checkpoint has those of its model; {remedy}"
+    # It may be another trainer's name, with a group or without; be typed with another group, or be a group; be another
+    # command's; or be misspelt.
+    same = [known for known in names if last_word(known) == last]
+    return (
+        here_it_is(typed, names)
+        or did_you_mean([last] if last in names else same)
+        or did_you_mean([known for known in names if known.startswith(f"{typed}.")])
+        or of_another_command(typed)
+        or here_it_is(last, names)
+        or of_another_command(*ours_for(last))
+        or did_you_mean(similar(typed, names))
+        or "--help all lists them"
+    )
+
+
+def ours_for(word: str) -> list[str]:
+    """Return our settings for another trainer's name."""
+    return ALIASES.get(word, "").partition(": ")[0].split()
+
+
+def here_it_is(word: str, names: Collection[str]) -> str:
+    """Return the remedy for another trainer's name, "" if it has none among `names`."""
+    ours, _, difference = ALIASES.get(word, "").partition(": ")
+    if not ours:
+        return difference
+    known = next((each for each in ours.split() if each in names), None)
+    return f"here it is {known}{difference and f' ({difference})'}" if known else ""
+
+
+def did_you_mean(known: list[str]) -> str:
+    """Return the question whether a known setting was meant, "" for none."""
+    return f"did you mean {' or '.join(known)}?" if known else ""
+
+
+def of_another_command(*words: str) -> str:
+    """Return which commands have one of these settings, "" if none has."""
+    for word in words:
+        having = [command for command, schema in COMMANDS.items() if has_setting(schema, word)]
+        if having:
+            return f"{word} is a setting of {' and '.join(having)}"
+    return ""
+
+
+def has_setting(schema: type, word: str) -> bool:
+    """Return whether a schema has a setting, or a group of settings, of this name."""
+    return any(name == word or name.startswith(f"{word}.") for name, *_ in settings_in(schema))
+
+
+def similar(typed: str, names: Collection[str]) -> list[str]:
+    """Return up to two settings that are spelt nearly so, with or without their group."""
+    near: dict[str, float] = {}
+    for known in names:
+        for one, other in product({typed, last_word(typed)}, {known, last_word(known)}):
+            near[known] = max(likeness(one, other), near.get(known, 0.0))
+    return sorted((known for known in near if near[known]), key=lambda known: -near[known])[:2]
+
+
+def likeness(one: str, other: str) -> float:
+    """Return how alike two names are: 0 unless each word is, or nearly all letters are.
+
+    By the letters alone test_size would be near latent_size, and wandb.id near wandb.mode.
+    """
+    words, others = re.split(r"[._]", one), re.split(r"[._]", other)
+    letters = ratio("".join(words), "".join(others))
+    is_near = len(words) == len(others) and all(ratio(*pair) >= 0.75 for pair in zip(words, others, strict=True))
+    return letters if is_near or letters >= 0.88 else 0.0
+
+
+def ratio(one: str, other: str) -> float:
+    """Return the share of two texts' letters that are alike."""
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def last_word(name: str) -> str:
+    """Return a setting's name without its group."""
+    return name.rpartition(".")[2]

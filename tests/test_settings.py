@@ -33,10 +33,18 @@ from cli.composition import register_schema as register
 from cli.hydra_command import group_options
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed, check_wandb_sweep
 from cli.with_torch import inherited_settings
-from common.aliases import ALIASES, OPTIONS
+from common.aliases import ALIASES, NAMES, OPTIONS
 from common.errors import SettingsError, format_value
 from common.mistakes import sentence_for
-from common.settings import build, from_arguments, parse_overrides, settings_in, unknown_setting
+from common.settings import (
+    build,
+    from_arguments,
+    parse_overrides,
+    read_value,
+    setting_hints,
+    settings_in,
+    unknown_setting,
+)
 from common.text import flat, hydra_quoted, seen_from_here
 from data.config import VOCABULARIES, DataConfig, TalesConfig, TaskConfig, TokenizerConfig
 from eval import EvalConfig
@@ -48,6 +56,9 @@ from training.config import OptimizerConfig, PlanConfig, ScheduleConfig, TrainCo
 from training.optimizer import schedule_factor
 
 SCHEMAS = {"train.py": TrainConfig, "sample.py": SampleConfig, "eval.py": EvalConfig, "export.py": ExportConfig}
+NAMES_OF = {
+    script: [*(GROUPS if script == "train.py" else []), *setting_hints(schema)] for script, schema in SCHEMAS.items()
+}
 TEXTS = ["Hello, world", "def read(self", "it's", "a=b", "'", 'say "hi" and "ho"', "a\nb\n", "C:\\new\\", 'a\\"b']
 TEXTS += ["x\\\n", "${x}", "\\${x}", "${", "$5", "日本 😀", "", "  two", "true", "1e3", "[a", "[a]", "--x", "???", "{a"]
 
@@ -296,9 +307,9 @@ MEANINGLESS = ("run_dir", "resume", "init_from", "data.path", "data.cache_dir", 
 TYPED = {  # what is typed behind train.py, and what is answered
     "model.n_heads=8": "there is no setting model.n_heads: here it is model.n_head",
     "optimiser=adamw": "there is no setting optimiser: did you mean optimizer",
-    "lr=0.1": "there is no setting lr: did you mean optimizer.lr?",
+    "lr=0.1": "there is no setting lr: here it is optimizer.lr (the peak rate, of Muon; optimizer=adamw takes",
     "+foo=1": "there is no setting foo: --help all lists them",
-    "data.path.x=3": "there is no setting data.path.x: did you mean data.path or data.val_path?",
+    "data.path.x=3": "there is no setting data.path.x: did you mean data.path?",
     "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
     "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m; run_dir= names",
     **{
@@ -437,20 +448,100 @@ def test_an_option_of_another_trainer_is_answered_with_one_of_ours():
 
 
 def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_has_it():
+    typed = " ".join(NAMES.values()).split()
+    assert len(typed) == len({*typed}) == len(ALIASES)
     served = set()
-    for script, schema in SCHEMAS.items():
-        names = [name for name, *_ in settings_in(schema)] + (GROUPS if script == "train.py" else [])
-        lasts = {name.rpartition(".")[2] for name in names}
-        for theirs, ours in ALIASES.items():
-            known = [name for name in ours.partition(": ")[0].split() if name in names]
-            if known and theirs not in lasts:
-                assert str(unknown_setting(theirs, names)).startswith(
-                    f"there is no setting {theirs}: here it is {known[0]}"
-                )
-                served.add(theirs)
-            elif theirs in lasts:
-                served.add(theirs)
+    for names in NAMES_OF.values():
+        for ours, theirs in NAMES.items():
+            settings, _, difference = ours.partition(": ")
+            known = next((name for name in settings.split() if name in names), None)
+            said = f"here it is {known}{difference and f' ({difference})'}" if known else difference
+            for name in {*theirs.split()} - {*names} if known or not settings else ():
+                assert unknown_setting(name, names).remedy == said, name
+                served.add(name)
     assert served == {*ALIASES}
+
+
+def test_what_the_answers_to_other_names_say_can_be_typed():
+    hints = {name: hint for schema in SCHEMAS.values() for name, hint in setting_hints(schema).items()}
+    texts = [*NAMES, *(f"{group}={ours}" for group, options in OPTIONS.items() for ours in options.values())]
+    tried = 0
+    for text in texts:
+        for file in re.findall(r"[\w/]+\.(?:md|py)\b", text):
+            assert (CONF.parent / file).is_file() or file == "prepare.py", text  # nanoGPT's
+        for name, value in re.findall(r"(?<![\w./=-])([a-z_.]+(?:/[a-z]+)?)=([^\s,;:)']*)", text):
+            tried += 1
+            option = CONF / name / f"{value}.yaml"
+            if value in ("", "RUN", "FILE", "FOLDER", "NAME", "N", "BASE"):
+                assert name in hints or option.parent.is_dir(), text
+            elif name in hints:
+                read_value(name, value.split(",")[0], hints[name])
+            else:
+                assert option.is_file() or name.startswith("hydra") or value == "hf:NAME", text
+        for name in re.findall(r"(?<![\w./=-])(?:model|data|optimizer|schedule|tokenizer|wandb)\.[a-z_0-9]+", text):
+            assert name in hints or name == "model.safetensors", text
+    assert tried > 60
+
+
+def test_a_setting_of_another_command_is_answered_with_that_command():
+    for script, typed, said in (
+        ("train.py", "temperature", "temperature is a setting of sample.py"),
+        ("train.py", "dtype", "here it is precision"),
+        ("train.py", "stride", "stride is a setting of eval.py"),
+        ("sample.py", "max_steps", "max_steps is a setting of train.py"),
+        ("sample.py", "lr", "optimizer.lr is a setting of train.py"),
+        ("sample.py", "data.path", "data.path is a setting of train.py and eval.py"),
+        ("sample.py", "schedule", "schedule is a setting of train.py"),
+        ("eval.py", "seed", "seed is a setting of train.py and sample.py"),
+        (
+            "eval.py",
+            "eval_tokens",
+            "here it is data.path (all of it is scored; head -c 1000000 FILE writes a shorter one)",
+        ),
+        ("eval.py", "run_dir", "here it is checkpoint"),
+        ("export.py", "temp", "temperature is a setting of sample.py"),
+    ):
+        assert unknown_setting(typed, NAMES_OF[script]).remedy == said
+
+
+def test_a_setting_with_dashes_is_answered_with_what_to_type():
+    for script, typed, said in (
+        ("train.py", "--max_iters=500", "here it is max_steps"),
+        ("train.py", "--learning-rate=1e-3", "here it is optimizer.lr (the peak rate"),
+        ("train.py", "--num-layers 4", "here it is model.n_layer"),
+        ("train.py", "--n_head 4", "here it is model.n_head"),
+        ("train.py", "--seed=4", "type seed=4"),
+        ("train.py", "--seed 4", "type seed=VALUE"),
+        ("train.py", "--dry_run", "type dry_run=VALUE"),
+        ("sample.py", "--top-k 40", "did you mean top_k?"),
+        ("sample.py", "--n_predict 40", "here it is max_new_tokens"),
+        ("sample.py", "-i", "here it is interactive"),
+        ("sample.py", "--nothing", "--help all lists them"),
+        ("sample.py", "prompt=Now start", '--help all lists them; quote a value with spaces: "prompt=Now start"'),
+    ):
+        with pytest.raises(SettingsError) as refused:
+            parse_overrides(typed.split(), NAMES_OF[script])
+        assert f"settings are typed NAME=VALUE, without dashes; {said}" in refused.value.remedy
+
+
+def test_a_name_is_near_another_by_its_words():
+    names = NAMES_OF["train.py"]
+    for typed, ours in {
+        "optimzer.lr": "optimizer.lr",
+        "maxsteps": "max_steps",
+        "batch_sise": "batch_size",
+        "eval_intervl": "eval_interval",
+        "grad-clp": "grad_clip",
+        "SEEED": "seed",
+        "model.n_layr": "model.n_layer",
+        "model.attention_windows": "model.attention_window",
+        "warmup_step": "schedule.warmup_steps",
+        "check_points_interval": "checkpoint_interval",
+        "system.seed": "seed?",
+    }.items():
+        assert unknown_setting(typed, names).remedy.startswith(f"did you mean {ours}"), typed
+    for typed in ("rest_size", "edit_interval", "attention_kind", "wandb.on", "run_id", "check", "val_max_minutes"):
+        assert unknown_setting(typed, names).remedy == "--help all lists them", typed
 
 
 @pytest.mark.parametrize(
