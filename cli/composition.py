@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +41,7 @@ from common.console import end_with_parent, open_console, show_log
 from common.errors import SettingsError, first_line, format_value
 from common.files import without_shell_signs
 from common.mistakes import sentence_for
-from common.settings import build, parse_overrides
+from common.settings import build, here_it_is, parse_overrides
 from common.text import flat, hydra_quoted, literal, quote, quoted_as_typed, seen_from_here
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
 from sweeps.grid import SETTINGS, TEXTS, VARIANTS
@@ -50,6 +51,7 @@ from training.config import TrainConfig
 log = logging.getLogger("tinygpt")
 PAIRS = """["model.n_embd=64 optimizer.lr=0.02","model.n_embd=128 optimizer.lr=0.01"]"""
 DRAWN = "hydra/sweeper=optuna draws values, as docs/sweeps.md shows"
+OF_OPTUNA = ("n_trials", "direction", "sampler", "storage", "study_name", "custom_search_space", "max_failure_rate")
 DEFAULTS = {
     r"In '(.*?)': (?:Could not override|.* No earlier Group Default for) '([^'@]*)": (
         r"\1.yaml overrides \2, which is no group"
@@ -386,8 +388,10 @@ def explain(error: BaseException) -> str | None:
             # A setting of one of Hydra's plugins is there only with the option of its group that has it.
             group, _, name = str(mistake.full_key).replace(".", "/").rpartition("/")
             chosen = [file.stem for file in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(file)]
-            if group == "hydra/sweeper" and name in ("n_trials", "direction", "sampler"):
+            if group == "hydra/sweeper" and name in OF_OPTUNA:
                 chosen = ["optuna"]
+            if group == "hydra/sweeper" and name in ("n_jobs", "max_batch_size"):  # of other sweepers
+                return f"there is no setting {mistake.full_key}: {here_it_is(name, ())}."
             if group.startswith("hydra/") and chosen:
                 asked = " or ".join(f"{group}={option}" for option in chosen)
                 return f"{mistake.full_key} has no effect here: add {asked}, or leave it out."
@@ -451,6 +455,8 @@ def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:
     similar = [known for known in options if known.lower() == plain.lower()]
     if similar:
         return f"did you mean {group}={similar[0]}"
+    if group == "data" and Path(option).exists():
+        return f"type {shlex.quote(f'data.path={option}')}"
     ours, _, difference = OPTIONS.get(group, {}).get(option.lower(), "").partition(": ")
     if ours:
         return f"choose {group}={ours} ({difference}), or another of {', '.join(options)}"
@@ -459,6 +465,8 @@ def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:
     remedy = f"choose {group} from {', '.join(options)}"
     if group == "hydra/sweeper":
         remedy += f"; {DRAWN}"
+    if group == "data":
+        remedy += "; a file of yours is data.path=FILE, a data set of Hugging Face data=hf data.name=NAME"
     if group == "tokenizer" and re.search(r"[./\\]", option):
         remedy += "; a file of another tokenizer is read only with its model, by init_from=hf:FOLDER"
     return remedy

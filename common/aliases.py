@@ -559,47 +559,106 @@ NAMES = {
 ALIASES = {theirs: ours for ours, names in NAMES.items() for theirs in names.split()}
 """{their name: its key in NAMES}."""
 
-# {group: {their name of an option: ours, and after a colon a word on it}}.
-OPTIONS = {
+# {setting or group: {our value or option, and after a colon a word on it: theirs}}.
+VALUES = {
     "tokenizer": {
-        "char": "byte: one token a byte, so a letter beyond ASCII has several",
-        "chars": "byte: one token a byte, so a letter beyond ASCII has several",
-        "character": "byte: one token a byte, so a letter beyond ASCII has several",
-        "bytes": "byte: one token a byte",
-        **dict.fromkeys(("sentencepiece", "spm", "wordpiece", "unigram"), "bpe: trained on the text"),
-        **dict.fromkeys(
-            ("word", "words", "wordlevel", "word_level", "whitespace"), "bpe: words, and pieces of rare ones"
-        ),
-        "r50k_base": "gpt2: the same tokens",
-        "gpt-2": "gpt2: OpenAI's",
-        "gpt4": "cl100k_base: OpenAI's",
-        "gpt-4": "cl100k_base: OpenAI's",
-        "gpt-4o": "o200k_base: OpenAI's",
+        "byte: one token a byte, so a letter beyond ASCII has several": "char chars character char_level",
+        "byte: one token a byte": "bytes",
+        "bpe: trained on the text": "sentencepiece spm wordpiece unigram",
+        "bpe: words, and pieces of rare ones": "word words wordlevel word_level whitespace",
+        "gpt2: the same tokens": "r50k_base",
+        "gpt2: OpenAI's": "gpt-2 gpt2-medium gpt2-large gpt2-xl tiktoken",
+        "cl100k_base: OpenAI's": "gpt4 gpt-4",
+        "o200k_base: OpenAI's": "gpt-4o",
     },
     "data": {
-        "shakespeare_char": "shakespeare: with tokenizer=byte a token is a letter",
-        "tinyshakespeare": "shakespeare: 1.1 MB, downloaded once",
-        "openwebtext": "nanogpt: data.path=FOLDER, with the files of its prepare.py",
-        "json": "jsonl: data.path=FILE, JSON lines or an array",
-        "parquet": "hf: data.path=FILE",
-        "txt": "text: data.path=FILE",
+        "shakespeare: with tokenizer=byte a token is a letter": "shakespeare_char",
+        "shakespeare: 1.1 MB, downloaded once": "tinyshakespeare tiny_shakespeare",
+        "nanogpt: data.path=FOLDER, with the files of its prepare.py": "openwebtext owt",
+        "jsonl: data.path=FILE, JSON lines or an array": "json",
+        "hf: data.path=FILE": "parquet",
+        "text: data.path=FILE": "txt",
+        "hf: data.name=HuggingFaceFW/fineweb-edu data.subset=sample-10BT": "fineweb fineweb-edu fineweb_edu",
+        "hf: data.name=Salesforce/wikitext data.subset=wikitext-103-raw-v1": """
+            wikitext wikitext2 wikitext-2 wikitext103 wikitext-103
+        """,
+        "hf: data.name=roneneldan/TinyStories": "tinystories",
+        "hf: data.name=allenai/c4 data.subset=en": "c4",
     },
     "model": {
-        "gpt2-medium": "gpt2_medium: OpenAI's second size",
-        "gpt2-large": "gpt2_large: OpenAI's third size",
-        "gpt2-xl": "gpt2_xl: OpenAI's largest size",
-        "gpt2-small": "gpt2: OpenAI's first size",
+        "gpt2: OpenAI's first size": "gpt gpt2-small gpt2_small gpt2-124m gpt2_124m",
+        "gpt2_medium: OpenAI's second size": "gpt2-medium",
+        "gpt2_large: OpenAI's third size": "gpt2-large",
+        "gpt2_xl: OpenAI's largest size": "gpt2-xl",
+        "llama: its shape, with 76M parameters": "llama2 llama3 llama-2 llama-3",
+        "tiny: the default": "gpt-nano gpt-micro gpt-mini nano micro mini default",
     },
     "optimizer": {
-        "adam": "adamw: with optimizer.weight_decay=0 it is Adam",
-        "adamw_torch": "adamw: the updates of torch's own",
+        "adamw: with optimizer.weight_decay=0 it is Adam": "adam",
+        "adamw: the updates of torch's own": "adamw_torch adamw_torch_fused adamw_hf adamw_8bit torch.optim.adamw",
     },
     "schedule": {
-        "linear": "warmup_stable_decay: schedule.decay_fraction=1 falls from the warm-up on",
-        "wsd": "warmup_stable_decay: schedule.decay_fraction is the share of the decay",
-        "wsds": "warmup_stable_decay: docs/training.md begins another period by resume=RUN and more steps",
-        "trapezoidal": "warmup_stable_decay: schedule.decay_fraction is the share of the decay",
-        "constant_with_warmup": "constant: it has a warm-up",
-        "cosine_with_min_lr": "cosine: schedule.final_factor is the last rate as a share of the peak",
+        "warmup_stable_decay: schedule.decay_fraction=1 falls from the warm-up on": "linear",
+        "warmup_stable_decay: schedule.decay_fraction is the share of the decay": "wsd trapezoidal",
+        "warmup_stable_decay: docs/training.md begins another period by resume=RUN and more steps": "wsds",
+        "constant: it has a warm-up": "constant_with_warmup none",
+        "cosine: it has a warm-up": "cosine_with_warmup cosine_annealing cosineannealinglr",
+        "cosine: schedule.final_factor is the last rate as a share of the peak": "cosine_with_min_lr",
     },
+    "attention": {
+        "sdpa: it takes FlashAttention where it can": """
+            flash flash_attn flash_attention flash_attention_2 flash2 flash3 fused xformers mem_efficient
+        """,
+        "sdpa: softmax attention, the default": "full full_attention causal mha multihead softmax standard vanilla",
+        "matmul: softmax attention, one step a line": "eager math naive",
+        "sdpa: with model.n_kv_head=2, or another divisor of model.n_head": "gqa grouped_query",
+        "sdpa: with model.n_kv_head=1": "mqa multi_query",
+        "sdpa+window: with model.attention_window=32": "swa local sliding sliding_window sliding_attention",
+        "sdpa+diff: one attention minus another": "differential diff_attention",
+        "sdpa: with model.position=alibi": "alibi",
+        "sdpa: with model.position=rope, the default": "rope rotary",
+        "linear: a state in place of keys": "linear_attention",
+        "retention: a state that fades at fixed rates": "retnet",
+        "delta: the gated delta rule; +conv+gate_silu makes a layer of Gated DeltaNet": """
+            deltanet delta_net gated_delta gated_deltanet gdn
+        """,
+        "delta: a state that fades as learned; there is no Mamba": "mamba mamba2 ssm",
+    },
+    "model.mlp": {
+        "gelu_tanh: GPT-2's": "gelu_new gelu_pytorch_tanh gelu_fast",
+        "swiglu: gated by SiLU": "silu swish glu geglu llamamlp",
+        "relu2: its square": "relu squared_relu relu_squared",
+    },
+    "model.norm": {"rmsnorm": "rms_norm rms", "layernorm": "layer_norm ln"},
+    "model.position": {
+        "rope": "rotary",
+        "learned": "absolute learned_absolute",
+        "none: the causal mask alone": "nope null false",
+    },
+    "model.rope_scaling": {"none": "null false"},
+    "precision": {
+        "fp16": "16 16-mixed 16-true float16 half",
+        "bf16": "bfloat16 bf16-mixed bf16-true",
+        "fp32": "32 32-true float32 float full no none tf32",
+        "auto: bf16 or fp16 where they are fast": "mixed amp",
+    },
+    "device": {
+        "cuda": "gpu nvidia rocm amd",
+        "cuda:0": "0 gpu:0 gpu0 cuda0",
+        "cuda:1": "1 gpu:1 gpu1 cuda1",
+        "mps": "metal apple",
+        "cpu": "-1",
+    },
+    "compile": {
+        "on: it chooses the mode": "1 inductor default reduce-overhead max-autotune",
+        "off": "0 none eager",
+    },
+    "recompute": {"block": "true full selective uniform", "none": "false"},
+    "wandb.mode": {"online": "true on", "disabled": "false off none", "offline": "dryrun"},
+    "checkpoint": {"null: the best checkpoint of the newest run": "auto best last latest newest"},
 }
+OPTIONS = {
+    name: {theirs: ours for ours, values in options.items() for theirs in values.split()}
+    for name, options in VALUES.items()
+}
+"""{setting or group: {their value: its key in VALUES}}."""

@@ -18,6 +18,7 @@ from common.errors import (
     lacks_memory,
     lacks_operator,
 )
+from common.settings import in_our_words
 from common.text import StreamFormatter, visible
 
 # errno of the OSErrors that a bug of ours would raise. All others are a person's mistakes; if a setting led to one,
@@ -75,7 +76,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
 def sentence_for(error: BaseException) -> str | None:
     """Return the sentence for a person's mistake, or None for an error of ours."""
     if isinstance(error, SettingsError):
-        return str(error)
+        return str(in_our_words(error))
     if isinstance(error, OSError) and error.errno not in OURS:
         place = error.filename or "standard output or a file"
         return f"{place} cannot be used ({error.strerror}): check its name, its permissions and the room on its disk."

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 
 import yaml
 
-from common.aliases import ALIASES
+from common.aliases import ALIASES, OPTIONS
 from common.errors import SettingsError, format_value
 from common.text import flat, unescaped
 
@@ -291,6 +291,15 @@ def remedy_for_unknown(name: str, names: Collection[str]) -> str:
         or did_you_mean(similar(typed, names))
         or "--help all lists them"
     )
+
+
+def in_our_words(error: SettingsError) -> SettingsError:
+    """Return the error for a value with ours as its remedy, if another trainer has the value."""
+    ours, _, difference = OPTIONS.get(error.setting, {}).get(error.value.lower(), "").partition(": ")
+    if not ours:
+        return error
+    remedy = f"here it is {error.setting}={ours}{difference and f' ({difference})'}"
+    return SettingsError(error.fault, remedy, setting=error.setting, value=error.value)
 
 
 def ours_for(word: str) -> list[str]:

@@ -98,6 +98,9 @@ def refuse_used(directory: Path) -> None:
         raise SettingsError(problem, "choose another, or remove it first")
 
 
+NO_RUN = "give a run's directory, or auto; without it a run begins anew"
+
+
 def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.info) -> Path | None:
     """Return the directory of resume=`where`; for auto the newest unfinished run, or None.
 
@@ -117,7 +120,7 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
     with reading("resume", where):
         if not (run / "checkpoints").is_dir():
             problem = f"resume={where} holds no run (no folder checkpoints)"
-            raise SettingsError(problem, way_back(run) or way_on(run) or "give a run's directory, or auto")
+            raise SettingsError(problem, way_back(run) or way_on(run) or NO_RUN)
     return run
 
 

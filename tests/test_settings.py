@@ -28,17 +28,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.command import FIRST, answer, described, first_sentence, help_text, setting_docs
-from cli.composition import compose_settings, explain, of_search, to_settings
+from cli.composition import compose_settings, explain, of_search, remedy_for_option, to_settings
 from cli.composition import register_schema as register
 from cli.hydra_command import group_options
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed, check_wandb_sweep
 from cli.with_torch import inherited_settings
-from common.aliases import ALIASES, NAMES, OPTIONS
-from common.errors import SettingsError, format_value
+from common.aliases import ALIASES, NAMES, OPTIONS, VALUES
+from common.errors import CheckpointError, SettingsError, format_value
 from common.mistakes import sentence_for
 from common.settings import (
     build,
     from_arguments,
+    in_our_words,
     parse_overrides,
     read_value,
     setting_hints,
@@ -50,9 +51,11 @@ from data.config import VOCABULARIES, DataConfig, TalesConfig, TaskConfig, Token
 from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig, SamplingParams, TextConfig
+from model.attention.registry import check_names
 from model.config import AttentionConfig, GPTConfig
 from sweeps.hydra_versions import VERSION_BASE
 from training.config import OptimizerConfig, PlanConfig, ScheduleConfig, TrainConfig, WandbConfig
+from training.device import choose_device
 from training.optimizer import schedule_factor
 
 SCHEMAS = {"train.py": TrainConfig, "sample.py": SampleConfig, "eval.py": EvalConfig, "export.py": ExportConfig}
@@ -364,6 +367,9 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m hydra/sweeper=decide hydra.sweeper.max_pair=5": "no setting hydra.sweeper.max_pair: hydra.sweeper has base",
     "-m hydra/launcher=joblib hydra.launcher.timeout=None": "converted to Float): leave it out, or type null for none.",
     "-m hydra/launcher=joblib hydra.launcher.n_jobs=many": "converted to Integer): correct it, or leave it out.",
+    "-m hydra.sweeper.study_name=x": "hydra.sweeper.study_name has no effect here: add hydra/sweeper=optuna, or leave",
+    "-m hydra.sweeper.max_batch_size=2": "max_batch_size: python train.py -m hydra/launcher=joblib hydra.launcher",
+    "-m hydra.launcher.timeout=60": "hydra.launcher.timeout has no effect here: add hydra/launcher=joblib, or leave it",
     "-m hydra.sweeper.n_trials=5": "hydra.sweeper.n_trials has no effect here: add hydra/sweeper=optuna",
     "wandb.tags=a,b": "wandb.tags has the one tag 'a,b': write wandb.tags='[a,b]'",
     "seed=${foo}": "seed=${foo}: ${…} has a value in sweeps alone",
@@ -431,10 +437,17 @@ def test_an_option_in_a_file_that_hydra_does_not_read_is_found(tmp_path, monkeyp
     assert explain(error) == said
 
 
-def test_an_option_of_another_trainer_is_answered_with_one_of_ours():
-    for group, options in OPTIONS.items():
+def test_an_option_of_another_trainer_is_answered_with_one_of_ours(tmp_path, monkeypatch):
+    for group in OPTIONS.keys() & {*GROUPS}:
         ours = {file.stem for file in (CONF / group).glob("*.yaml")}
-        assert not options.keys() & ours and {answer.partition(": ")[0] for answer in options.values()} <= ours
+        named = {answer.partition(": ")[0] for answer in OPTIONS[group].values()}
+        assert not OPTIONS[group].keys() & ours and named <= ours
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my notes.txt").touch()
+    assert remedy_for_option("data", "my notes.txt", ["text"]) == "type 'data.path=my notes.txt'"
+    assert remedy_for_option("data", "notes.txt", ["text"]).startswith(
+        "choose data from text; a file of yours is data."
+    )
     # The periods of docs/training.md: the rate falls from step 800 to 1000, and from 1800 to 2000.
     for fraction, begin, steps in ((0.2, 800, 1000), (0.1, 1000, 2000)):
         period = ScheduleConfig(decay_fraction=fraction)
@@ -445,6 +458,22 @@ def test_an_option_of_another_trainer_is_answered_with_one_of_ours():
     linear = ScheduleConfig(warmup_steps=5, decay_fraction=1.0)
     factors = [schedule_factor(linear, step, step / 25, 25) for step in range(5, 26)]
     assert factors == pytest.approx([1 - number / 20 for number in range(21)])
+
+
+def test_a_value_of_another_trainer_is_answered_with_one_of_ours():
+    assert all(len(" ".join(values.values()).split()) == len(OPTIONS[name]) for name, values in VALUES.items())
+    checks = {"attention": check_names, "device": choose_device}
+    for name in OPTIONS.keys() - {*GROUPS, "checkpoint"}:
+        check = checks.get(name, lambda value, name=name: build(TrainConfig, {name: value}))
+        for theirs, ours in OPTIONS[name].items():
+            setting, _, difference = ours.partition(": ")
+            with pytest.raises(SettingsError) as refused:
+                check(theirs)
+            said = f"here it is {name}={setting}{difference and f' ({difference})'}"
+            assert sentence_for(refused.value) == f"{refused.value.problem}: {said}."
+            if name != "device":  # which this machine may not have
+                check(setting)
+    assert "here it is checkpoint=null (" in str(in_our_words(CheckpointError("x", setting="checkpoint", value="last")))
 
 
 def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_has_it():
@@ -464,7 +493,7 @@ def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_h
 
 def test_what_the_answers_to_other_names_say_can_be_typed():
     hints = {name: hint for schema in SCHEMAS.values() for name, hint in setting_hints(schema).items()}
-    texts = [*NAMES, *(f"{group}={ours}" for group, options in OPTIONS.items() for ours in options.values())]
+    texts = [*NAMES, *(f"{name}={ours}" for name, values in VALUES.items() for ours in values)]
     tried = 0
     for text in texts:
         for file in re.findall(r"[\w/]+\.(?:md|py)\b", text):
@@ -530,10 +559,8 @@ def test_a_name_is_near_another_by_its_words():
         "optimzer.lr": "optimizer.lr",
         "maxsteps": "max_steps",
         "batch_sise": "batch_size",
-        "eval_intervl": "eval_interval",
         "grad-clp": "grad_clip",
         "SEEED": "seed",
-        "model.n_layr": "model.n_layer",
         "model.attention_windows": "model.attention_window",
         "warmup_step": "schedule.warmup_steps",
         "check_points_interval": "checkpoint_interval",
@@ -918,7 +945,11 @@ def test_python_may_give_whole_floats_numpys_numbers_paths_and_booleans():
     )
     assert (config.max_steps, config.seed, config.grad_clip, config.run_dir) == (1000, 7, 1.0, str(Path("runs/a")))
     assert [type(value) for value in (config.max_steps, config.seed, config.grad_clip)] == [int, int, float]
-    assert (config.compile, TrainConfig(compile=False).compile) == ("on", "off")
+    assert (config.compile, TrainConfig(compile=False).compile, TrainConfig(compile="False").compile) == (
+        "on",
+        "off",
+        "off",
+    )
     assert DataConfig(path=Path("a.txt"), val_path=Path("b.txt")).path == "a.txt"
     assert GPTConfig(n_embd=np.int32(64), rope_theta=np.float32(500), ngrams=(np.int64(2), 3.0)).ngrams == [2, 3]
     assert TrainConfig(model={"n_layer": 3.0}, data={"task": {"items": 4}}) == TrainConfig(

@@ -312,7 +312,7 @@ class TrainConfig:
                 raise SettingsError(f"{given} are both given", "choose one")
             self.model = replace(self.model, attention=self.attention)
             self.attention = None
-        self.compile = {"true": "on", "false": "off"}.get(self.compile, self.compile)
+        self.compile = {"true": "on", "false": "off"}.get(self.compile.lower(), self.compile)
         # Check each setting alone, then pairs that exclude each other.
         one_of("precision", self.precision, ("auto", "fp32", "bf16", "fp16"))
         one_of("compile", self.compile, ("auto", "on", "off"))

@@ -64,7 +64,7 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
         remedy = "choose auto, cpu, cuda, cuda:1 or mps"
         if any(letter.isdigit() for letter in name):
             remedy += "; docs/hardware.md chooses several GPUs"
-        raise SettingsError(f"device={name} is not a device", remedy) from None
+        raise SettingsError("is not a device", remedy, setting="device", value=name) from None
 
     # Refuse a device that this machine lacks, or a GPU that processes would share.
     if device.type == "cuda" and gpus and processes > 1 and (device.index is not None or processes > gpus):

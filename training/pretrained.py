@@ -167,7 +167,8 @@ def name_of_theirs(where: str) -> str | None:
         return where.removeprefix("hf:")
     if not user_path("init_from", where).exists():
         # nanoGPT's values of init_from.
-        remedies = {"resume": "resume=auto, or resume=RUN, continues a run", "scratch": "leave it out to begin anew"}
+        remedies = {"resume": "resume=auto, or resume=RUN, continues a run"}
+        remedies |= dict.fromkeys(("scratch", "none", "random"), "leave it out to begin anew")
         remedies |= dict.fromkeys(GPT2, f"init_from=hf:{where} begins with it")
         remedy = remedies.get(where, "give a run directory, a checkpoint, or hf:NAME_OR_FOLDER")
         raise SettingsError("it does not exist", remedy)

@@ -81,11 +81,13 @@ def check_names(attention: str) -> None:
         for place, name in enumerate(names):
             known = [*SETTINGS, *MODIFIERS] if place else [*FORMS]
             if name not in known:
-                near = "".join(f"did you mean {match}? Else " for match in difflib.get_close_matches(name, known, n=1))
+                near = "".join(
+                    f"did you mean {match}? Else " for match in difflib.get_close_matches(name.lower(), known, n=1)
+                )
                 remedy = f"{near}choose one of {', '.join(known)}, or give the file that registers it by code=FILE"
                 if name in SETTINGS | MODIFIERS:
                     remedy = f"add it to a form, as in sdpa+{name}"
-                problem = f"attention={attention}: {name!r} is no {'modifier' if place else 'form'}"
-                raise SettingsError(problem, remedy)
+                fault = f": {name!r} is no {'modifier' if place else 'form'}"
+                raise SettingsError(fault, remedy, setting="attention", value=attention)
             if names.count(name) > 1:
                 raise SettingsError(f"attention={attention} has {name} twice in one layer", "leave one out")
