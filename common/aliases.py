@@ -70,7 +70,8 @@ NAMES = {
     """,
     ": a text is prepared once, and then read without other processes": """
         workers num_workers n_workers dataloader_num_workers num_proc preprocessing_num_workers pin_memory
-        dataloader_pin_memory prefetch_factor persistent_workers
+        dataloader_pin_memory prefetch_factor persistent_workers dataloader_persistent_workers
+        dataloader_prefetch_factor dataloader_drop_last drop_last
     """,
     # Model; ours too, without their group, for the commands that do not have it
     "model checkpoint: tiny, small, llama, or gpt2 to gpt2_xl; init_from=hf:NAME begins with trained weights": (
@@ -99,14 +100,14 @@ NAMES = {
     "model.head_size": "head_dim attn_dim_head dim_head d_head kv_channels",
     "model.n_inner": "d_ff intermediate_size ffn_hidden_size ffn_dim ff_dim mlp_dim dim_feedforward",
     "model.n_inner: the width itself; when null 4 × model.n_embd, or for swiglu about 8/3 of it": (
-        "ff_mult mlp_ratio multiple_of ffn_dim_multiplier expansion_factor"
+        "ff_mult mlp_ratio multiple_of ffn_dim_multiplier expansion_factor expansion_ratio"
     ),
     "model.vocab_size: rows of the embedding; tokenizer.vocab_size is the number that bpe learns": (
-        "n_vocab padded_vocab_size pad_vocab_size_to make_vocab_size_divisible_by"
+        "n_vocab padded_vocab_size pad_vocab_size_to make_vocab_size_divisible_by padding_multiple"
     ),
     "model.mlp: swiglu, relu2, gelu or gelu_tanh": """
         mlp hidden_act hidden_activation activation activation_function act_fn mlp_type mlp_class_name ffn_type swiglu
-        use_swiglu squared_relu ff_glu ff_swish ff_relu_squared
+        use_swiglu squared_relu ff_glu ff_swish ff_relu_squared gelu_approximate
     """,
     "model.norm: rmsnorm or layernorm": """
         normalization normalization_type norm_type norm_class_name layer_norm rms_norm use_rmsnorm use_rms_norm
@@ -114,14 +115,20 @@ NAMES = {
     """,
     "model.norm: it comes before attention and MLP; docs/library.md has a block with norms after them": """
         norm_first pre_norm prenorm pre_ln post_norm postnorm post_ln norm_position norm_placement normalize_before
-        do_layer_norm_before use_post_layernorm sandwich_norm
+        do_layer_norm_before use_post_layernorm sandwich_norm post_attention_norm post_mlp_norm
+        apply_residual_connection_post_layernorm
     """,
-    "model.norm_eps": "rms_norm_eps layer_norm_eps layer_norm_epsilon layernorm_epsilon norm_epsilon",
-    "model.bias: of all but queries, keys and values, whose is model.qkv_bias": (
-        "mlp_bias use_bias linear_bias add_bias_linear disable_bias_linear ff_no_bias"
+    "model.norm_eps": """
+        rms_norm_eps layer_norm_eps layer_norm_epsilon layernorm_epsilon norm_epsilon rms_norm_epsilon scalenorm_epsilon
+    """,
+    "model.bias: of all but queries, keys and values, whose is model.qkv_bias": """
+        mlp_bias use_bias linear_bias add_bias_linear disable_bias_linear ff_no_bias no_bias enable_bias
+        use_bias_in_norms
+    """,
+    "model.qkv_bias: model.bias is that of the other matrices": (
+        "attention_bias attn_bias use_qkv_bias add_qkv_bias use_bias_in_attn_linear"
     ),
-    "model.qkv_bias: model.bias is that of the other matrices": "attention_bias attn_bias use_qkv_bias add_qkv_bias",
-    "model.qk_norm": "qk_norm use_qk_norm qk_layernorm attn_qk_norm",
+    "model.qk_norm": "qk_norm use_qk_norm qk_layernorm attn_qk_norm qk_ln norm_qk norm_qk_type",
     "model.tie_embeddings: false by default": """
         tie_word_embeddings tie_embedding tie_weights weight_tying no_weight_tying untie_embeddings
         untie_embeddings_and_output_weights
@@ -130,11 +137,12 @@ NAMES = {
         pos_emb pos_embedding pos_encoding position_encoding position_embedding position_embedding_type
         positional_encoding positional_embedding rope use_rope rotary use_rotary rotary_pos_emb
         use_rotary_position_embeddings alibi use_alibi alibi_pos_bias use_abs_pos_emb no_position_embedding
+        learned_pos_emb
     """,
     "model.rope_theta": "rope_theta rope_base rotary_base rotary_emb_base rope_freq_base rotary_theta",
     "model.rope_fraction": "rotary_pct rotary_percent rotary_percentage partial_rotary_factor",
     "model.rope_scaling: linear, yarn or llama3, by model.rope_scaling_factor": (
-        "use_rope_scaling rope_scaling_type rope_type"
+        "use_rope_scaling rope_scaling_type rope_type rope_parameters rope_condense_ratio rope_adjustments"
     ),
     "model.rope_trained_length": "original_max_position_embeddings",
     "model.attention_window: of layers with attention=sdpa+window": """
@@ -143,18 +151,24 @@ NAMES = {
     """,
     "model.dropout": """
         dropout dropout_rate drop_rate dropout_prob resid_dropout resid_pdrop embd_pdrop emb_dropout embedding_dropout
-        ff_dropout hidden_dropout hidden_dropout_prob
+        ff_dropout hidden_dropout hidden_dropout_prob emb_pdrop
     """,
     "model.dropout: of channels; there is none of whole layers": (
         "layer_dropout layerdrop drop_path drop_path_rate stochastic_depth"
     ),
     "model.attention_dropout": "attn_dropout attn_pdrop attention_dropout_prob attention_probs_dropout_prob",
     "model.logit_softcap": "final_logit_softcap final_logit_softcapping logit_soft_cap logits_softcap",
-    "model.score_softcap: with attention=softcap": "attn_logit_softcapping attn_softcap attention_softcap",
-    "model.latent_size: with attention=mla": "kv_lora_rank",
+    "model.score_softcap: with attention=softcap": (
+        "attn_logit_softcapping attn_softcap attention_softcap attention_logit_softcapping"
+    ),
+    "model.latent_size: with attention=mla": "kv_lora_rank latent_attention",
     "attention": "attn_type attention_type attention.type",
-    "attention: a pattern over the layers, such as sdpa+window/sdpa with model.attention_window=32": (
-        "attention_config attention_pattern attn_config layer_types window_pattern sliding_window_pattern"
+    "attention: a pattern over the layers, such as sdpa+window/sdpa with model.attention_window=32": """
+        attention_config attention_pattern attn_config layer_types window_pattern sliding_window_pattern
+        max_window_layers sliding_window_indices
+    """,
+    "attention: sdpa/sdpa/sdpa/sdpa+nope has no positions in each fourth layer": (
+        "no_rope_layers no_rope_layer_interval no_rope_freq"
     ),
     "attention: softmax1 lets a head attend to nothing, and sdpa+sink to a trained sink": (
         "attn_softmax_off_by_one softmax_type attention_sinks sinks attn_num_mem_kv num_memory_tokens"
@@ -169,16 +183,18 @@ NAMES = {
     """,
     "code: a file with a form of your own, in ten lines, as docs/attention.md shows": """
         attn_scale attention_scale scale_attn_weights scale_attn_by_inverse_layer_idx talking_heads attn_talking_heads
-        residual_attn
+        residual_attn softmax_scale attention_scores_scalar query_pre_attn_scalar
     """,
     ": scores are float32 in every precision": (
         "attention_softmax_in_fp32 reorder_and_upcast_attn upcast_attention softmax_in_fp32"
     ),
-    ": a block is attention, then an MLP; docs/library.md has a model with parts of your own": (
-        "parallel_residual use_parallel_residual gpt_j_residual macaron moe num_experts n_experts num_local_experts"
-    ),
+    ": a block is attention, then an MLP; docs/library.md has a model with parts of your own": """
+        parallel_residual use_parallel_residual gpt_j_residual macaron moe num_experts n_experts num_local_experts
+        parallel_attn shared_attention_norm num_experts_per_tok moe_intermediate_size n_routed_experts n_shared_experts
+        n_expert n_expert_per_token router_aux_loss_coef routed_scaling_factor norm_topk_prob n_group topk_group
+    """,
     "init_from: docs/library.md saves a model with weights of your own as a checkpoint, which a run may begin with": (
-        "init_std initializer_range init_method init_method_std weight_init initialization"
+        "init_std initializer_range init_method init_method_std weight_init initialization output_layer_init_method"
     ),
     "init_from: docs/library.md removes heads from a model, as a checkpoint for it": (
         "pruned_heads prune_heads heads_to_prune"
@@ -191,7 +207,7 @@ NAMES = {
     "optimizer.beta1: and optimizer.beta2": "betas adam_betas",
     "optimizer.beta1": "adam_beta1",
     "optimizer.beta2": "adam_beta2",
-    "optimizer": "optim opt optimizer_type optimizer_name",
+    "optimizer": "optim opt optimizer_type optimizer_name optim_args",
     "optimizer.weight_decay": "wd adam_weight_decay start_weight_decay",
     "schedule.final_factor: the last rate as a share of the peak": """
         min_lr min_learning_rate min_lr_ratio lr_min end_lr eta_min final_lr final_lr_frac final_lr_fraction
@@ -305,7 +321,7 @@ NAMES = {
     "recompute: recompute=block": """
         gradient_checkpointing use_gradient_checkpointing grad_checkpointing activation_checkpointing
         checkpoint_activations enable_activation_checkpointing enable_activation_offloading recompute_activations
-        recompute_granularity
+        recompute_granularity gradient_checkpointing_kwargs activation_checkpointing_kwargs
     """,
     "patience: the number of evaluations without a better loss": "early_stopping",
     "patience": "early_stopping_patience",
@@ -327,7 +343,7 @@ NAMES = {
         "summary model_summary print_model show_model torchinfo count_parameters"
     ),
     ": train.py trains, eval.py scores and sample.py writes": (
-        "do_train do_eval do_predict do_test eval_only test_only inference_only"
+        "do_train do_eval do_predict do_test eval_only test_only inference_only do_valid"
     ),
     ": python train.py -m hydra/launcher=joblib hydra.launcher.n_jobs=2 trains two jobs at once": (
         "n_jobs num_jobs max_workers max_batch_size"
@@ -343,13 +359,16 @@ NAMES = {
     "precision: precision=bf16": "bf16 bfloat16 use_bf16",
     "precision: precision=fp16": "fp16 float16 half use_fp16",
     "precision: precision=fp32": "fp32 float32",
+    "precision: the same in training and evaluation": "bf16_full_eval fp16_full_eval",
     "precision: auto takes bf16 or fp16 where they are fast": "amp use_amp autocast",
     "precision: fp32, bf16 or fp16, and none with fewer bits": "fp8 fp8_recipe load_in_8bit load_in_4bit",
     "precision: with fp16 the loss is scaled by itself": "loss_scale initial_loss_scale grad_scaler",
     "precision: with fp32 products are exact, with bf16 or fp16 the others are TF32 on a GPU that has it": (
         "tf32 allow_tf32 tensorcores"
     ),
-    "compile: auto, on or off": "torch_compile use_compile compile_model",
+    "compile: auto, on or off": (
+        "torch_compile use_compile compile_model torch_compile_backend torch_compile_mode compile_mode"
+    ),
     "deterministic": "full_determinism cudnn_deterministic use_deterministic_algorithms",
     "device: auto takes a GPU if there is one": "accelerator device_type device_map cuda use_cuda use_gpu n_gpu_layers",
     "device: cuda:1 is the second GPU; docs/hardware.md chooses several": (
@@ -363,15 +382,18 @@ NAMES = {
         "threads num_threads n_threads nthreads cpu_threads torch_threads omp_num_threads"
     ),
     ": torchrun --standalone --nproc-per-node=2 train.py takes two GPUs; docs/scaling.md has several machines": (
-        "strategy backend ddp ddp_backend local_rank num_nodes nproc_per_node world_size"
+        "strategy backend ddp ddp_backend local_rank num_nodes nproc_per_node world_size distributed_backend"
     ),
     ": each GPU holds the whole model; docs/hardware.md says how large it may be": """
         fsdp deepspeed zero_stage tensor_parallel_size tensor_model_parallel_size pipeline_model_parallel_size
-        use_distributed_optimizer
+        use_distributed_optimizer fsdp_config pipe_parallel_size model_parallel_size data_parallel_size
+        context_parallel_size sequence_parallel
     """,
     ": leave it out, nothing needs to be set": """
         ddp_find_unused_parameters find_unused_parameters sync_batchnorm benchmark cudnn_benchmark
         synchronize_each_layer enforce_eager fused foreach remove_unused_columns num_sanity_val_steps timing_log_level
+        ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph torch_empty_cache_steps skip_memory_metrics
+        log_on_each_node save_on_each_node use_liger_kernel bias_gelu_fusion bias_dropout_fusion
     """,
     ": python benchmarks/gpu.py kernels nanoGPT prints what takes the time of a step on a GPU": "profiler profile",
     # Evaluations, logs and checkpoints
@@ -410,7 +432,7 @@ NAMES = {
     ),
     "checkpoint_interval": """
         save_steps save_every save_every_n_steps save_freq save_interval checkpoint_every checkpoint_factor ckpt_every
-        ckpt_interval
+        ckpt_interval save_iters
     """,
     "checkpoint_interval: a number of steps": "save_strategy",
     "checkpoint_interval: a number of steps; dry_run=true prints the seconds of one": (
@@ -440,7 +462,7 @@ NAMES = {
     ),
     "resume: it goes on where the run was in its text": "ignore_data_skip",
     ": python export.py to=FOLDER writes a model that hf upload NAME FOLDER sends, as docs/interop.md shows": (
-        "push_to_hub hub_model_id hub_token hub_strategy"
+        "push_to_hub hub_model_id hub_token hub_strategy hub_private_repo"
     ),
     ": python export.py to=FOLDER writes a model that lm_eval measures, as docs/interop.md shows": (
         "tasks eval_tasks num_fewshot gen_kwargs log_samples core_metric_every core_metric_max_per_task"
@@ -455,6 +477,9 @@ NAMES = {
         "tensorboard use_tensorboard tensorboard_dir tensorboard_log tensorboard_log_dir"
     ),
     "wandb.project": "wandb_project",
+    "wandb.entity": "wandb_entity wandb_team",
+    "wandb.group": "wandb_group",
+    "wandb.tags: as in '[a,b]'": "wandb_tags",
     "wandb.name": "wandb_run_name run_name",
     "wandb.name: run_dir= names the run's folder": "name run",
     "wandb.notes": "wandb_notes",
@@ -533,20 +558,26 @@ NAMES = {
         "eos_token_id eos_token"
     ),
     ": a sample has no special tokens": "skip_special_tokens",
-    ": keys and values of earlier tokens are always kept": "use_cache use_kv_cache kv_cache",
+    ": keys and values of earlier tokens are always kept": (
+        "use_cache use_kv_cache kv_cache cache_implementation cache_config"
+    ),
+    ": docs/interop.md has speculative decoding in Python": (
+        "assistant_model num_assistant_tokens prompt_lookup_num_tokens draft_model speculative_model"
+    ),
     "stop: ends a sample at a text; docs/library.md has the lines that keep tokens from being drawn": (
-        "logit_bias sequence_bias bad_words bad_words_ids banned_tokens suppress_tokens"
+        "logit_bias sequence_bias bad_words bad_words_ids banned_tokens suppress_tokens begin_suppress_tokens"
     ),
     ": there is no beam search, and temperature=0 takes the likeliest token": """
         num_beams n_beams beam_size beam_width beam_search use_beam_search num_beam_groups length_penalty
         diversity_penalty
     """,
-    "min_p: it leaves out unlikely tokens, and top_k and top_p do": (
-        "typical_p epsilon_cutoff eta_cutoff mirostat mirostat_tau penalty_alpha"
+    "min_p: the nearest; it leaves out unlikely tokens, as top_k and top_p do": (
+        "typical_p epsilon_cutoff eta_cutoff mirostat mirostat_tau"
     ),
-    ": there is no penalty, and a higher temperature with top_p repeats less": (
-        "repetition_penalty repeat_penalty repeat_last_n frequency_penalty presence_penalty no_repeat_ngram_size"
-    ),
+    ": there is no penalty, and a higher temperature with top_p repeats less": """
+        repetition_penalty repeat_penalty repeat_last_n frequency_penalty presence_penalty penalty_alpha
+        no_repeat_ngram_size
+    """,
     "prompt: docs/library.md has the lines that guide it by another prompt": "guidance_scale cfg_scale negative_prompt",
     "results: the texts; docs/library.md has the lines for the log probabilities of their tokens": (
         "logprobs prompt_logprobs return_logprobs output_scores output_logits"

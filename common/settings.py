@@ -282,7 +282,8 @@ def remedy_for_unknown(name: str, names: Collection[str]) -> str:
     # command's; or be misspelt.
     same = [known for known in names if last_word(known) == last]
     return (
-        here_it_is(typed, names)
+        did_you_mean([typed] if typed in names else [])
+        or here_it_is(typed, names)
         or did_you_mean([last] if last in names else same)
         or did_you_mean([known for known in names if known.startswith(f"{typed}.")])
         or of_another_command(typed)

@@ -498,6 +498,8 @@ def test_what_the_answers_to_other_names_say_can_be_typed():
     for text in texts:
         for file in re.findall(r"[\w/]+\.(?:md|py)\b", text):
             assert (CONF.parent / file).is_file() or file == "prepare.py", text  # nanoGPT's
+        for pattern in re.findall(r"\bsdpa[\w+/]*", text):
+            check_names(pattern)
         for name, value in re.findall(r"(?<![\w./=-])([a-z_.]+(?:/[a-z]+)?)=([^\s,;:)']*)", text):
             tried += 1
             option = CONF / name / f"{value}.yaml"
@@ -560,6 +562,7 @@ def test_a_name_is_near_another_by_its_words():
         "maxsteps": "max_steps",
         "batch_sise": "batch_size",
         "grad-clp": "grad_clip",
+        "eval-tokens": "eval_tokens",
         "SEEED": "seed",
         "model.attention_windows": "model.attention_window",
         "warmup_step": "schedule.warmup_steps",
