@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from model.attention.choice import index_scores, indexed_keys
-from model.attention.masks import causal_mask, document_mask
+from model.attention.masks import causal_mask, document_mask, shows_later
 from model.attention.weighting import PLAIN, Weighting
-from model.cpu import is_eager, is_recorded
+from model.cpu import is_recorded
 from model.layers import upcast
 
 Query = Float[Tensor, "*lead H T D"]
@@ -136,24 +136,13 @@ def contradiction(call: Call) -> str | None:
         earlier = f"under {call.weighting.name}, which reads earlier keys alone"
         if call.mask is None:
             return f"is_causal=False means nothing {earlier}: pass is_causal=True or a mask."
-        if shows_later(call):
+        if shows_later(call.mask, *lengths(call)):
             return f"the mask shows later keys {earlier}: pass mask & causal_mask(T, S), of model.attention.masks."
     if call.window is not None and not call.is_causal:
         return "a window ends at a query's own key: leave out window, or is_causal=False."
     if call.faded is not None and not call.is_causal:
         return "keys fade on the way to later queries: leave out faded, or is_causal=False."
     return None
-
-
-def shows_later(call: Call) -> bool:
-    """Return whether a call's mask shows a later key to a query.
-
-    On a GPU, which would have to be waited for, nothing is checked.
-    """
-    mask = call.mask
-    if type(mask) is not Tensor or not mask.is_cpu or not is_eager():
-        return False
-    return bool((mask & ~causal_mask(*lengths(call))).any())
 
 
 def scale_of(call: Call) -> float:

@@ -28,6 +28,16 @@ def causal_mask(
     return mask if window is None else mask.triu(S - T - window + 1)
 
 
+def shows_later(mask: Bool[Tensor, "*shape"], T: int, S: int) -> bool:
+    """Return whether a mask shows a later key to a query.
+
+    On a GPU, which would have to be waited for, nothing is checked.
+    """
+    if type(mask) is not Tensor or not mask.is_cpu or not is_eager():
+        return False
+    return bool((mask & ~causal_mask(T, S)).any())
+
+
 def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S"]:
     """Shape a tokenizer's mask, 1 for a token and 0 for padding, for every head and query.
 
