@@ -19,7 +19,14 @@ from typing import TypeVar
 from common.console import in_notebook
 from common.errors import SettingsError
 from common.mistakes import mistakes_explained
-from common.settings import COMMANDS, from_arguments, settings_in, tell_repeated, typed_default
+from common.settings import (
+    COMMANDS,
+    from_arguments,
+    remedy_for_unknown,
+    settings_in,
+    tell_repeated,
+    typed_default,
+)
 from common.threads import sleep_at_barriers
 from generation.config import EvalConfig, SampleConfig
 from interop.config import ExportConfig
@@ -135,7 +142,8 @@ def help_text(
     if asked and asked != "all":
         found = [name for name, texts in entries.items() if asked.lower() in " ".join(texts).lower()]
         if not found:
-            raise SettingsError(f"--help {asked}: no setting has this in its name or meaning", "--help all lists all")
+            remedy = remedy_for_unknown(asked, [*entries])
+            raise SettingsError(f"--help {asked}: no setting has this in its name or meaning", remedy)
         sections = {f"Settings that mention {asked}": found}
     elif first and not asked:
         sections = {heading: names.split() for heading, names in first.items()}

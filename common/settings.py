@@ -186,6 +186,8 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
         remedy = f"write '{name}={quoted_list(value)}'" if kind == list[str] and quoted_list(value) else ""
         if kind is int and str(value).startswith("+"):
             remedy = "write the sum, without +"
+        if in_our_letters(value, kind):
+            remedy = f"write {name}={in_our_letters(value, kind)}"
         raise SettingsError(fault, remedy, setting=name, value=value) from None
 
 
@@ -201,6 +203,18 @@ def quoted_list(value: Any) -> str:
     except yaml.YAMLError:  # a backslash that begins no escape of YAML
         quoted = quoted.replace("\\", "\\\\")
     return quoted
+
+
+def in_our_letters(value: Any, kind: Any) -> str:
+    """Return a truth or a number as it is typed here: 10000 for 10k; "" if it is neither."""
+    text = format_value(value)
+    if kind is bool:
+        return {"1": "true", "0": "false"}.get(text, "")
+    number = re.fullmatch(r"(\d+|\d*\.\d+)([kKMB%])", text)
+    if kind not in (int, float) or not number or (kind is int and number[2] == "%"):
+        return ""
+    scale = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "%": 0.01}[number[2]]
+    return f"{float(number[1]) * scale:.12g}"
 
 
 def whole_number(value: Any) -> int:

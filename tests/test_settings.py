@@ -153,6 +153,25 @@ def test_a_word_in_place_of_a_number_has_the_remedy_of_a_number_below_all(schema
         from_arguments(TrainConfig, ["batch_size=all"])
 
 
+def test_a_number_with_a_unit_and_a_truth_of_digits_are_answered_with_what_to_type():
+    for typed, ours in {
+        "max_steps=10k": "10000",
+        "max_steps=1.5M": "1500000",
+        "data.val_fraction=5%": "0.05",
+        "max_flops=2B": "2000000000",
+        "dry_run=1": "true",
+        "model.bias=0": "false",
+    }.items():
+        name = typed.partition("=")[0]
+        with pytest.raises(SettingsError) as refused:
+            from_arguments(TrainConfig, [typed])
+        assert refused.value.remedy == f"write {name}={ours}"
+        from_arguments(TrainConfig, [f"{name}={ours}"])
+    for typed in ("max_steps=10m", "checkpoint_interval=1h", "max_steps=10%", "dry_run=2"):
+        with pytest.raises(SettingsError, match=": correct it"):
+            from_arguments(TrainConfig, [typed])
+
+
 def test_the_words_of_a_sentence_choose_no_remedy(monkeypatch):
     refused = mock.Mock(side_effect=SettingsError("temperature=2 is odd"))
     monkeypatch.setattr(SampleConfig, "__post_init__", refused)
@@ -848,10 +867,13 @@ def test_help_of_a_word_shows_the_whole_meaning_of_the_settings_that_mention_it(
         assert re.search(rf"^  hydra/\w+=OPTION +{options}", helped("train.py", word), re.M)
     # A comment that zsh hands on is no word to look for.
     assert helped("train.py", "#", "the", "settings") == helped("train.py")
-    with pytest.raises(
-        SettingsError, match="^--help zorro: no setting has this in its name or meaning: --help all lists all"
+    for script, word, said in (
+        ("eval.py", "zorro", "--help all lists them"),
+        ("train.py", "max_iters", "here it is max_steps"),
+        ("sample.py", "learning_rate", "optimizer.lr is a setting of train.py"),
     ):
-        helped("eval.py", "zorro")
+        with pytest.raises(SettingsError, match=f"^--help {word}: no setting has this in its name or meaning: {said}"):
+            helped(script, word)
 
 
 @pytest.mark.parametrize("width", [30, 40, 79])
