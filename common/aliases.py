@@ -674,7 +674,7 @@ VALUES = {
         "auto: bf16 or fp16 where they are fast": "mixed amp",
     },
     "device": {
-        "cuda": "gpu nvidia rocm amd",
+        "cuda: auto takes it if it is there": "gpu nvidia rocm amd",
         "cuda:0": "0 gpu:0 gpu0 cuda0",
         "cuda:1": "1 gpu:1 gpu1 cuda1",
         "mps": "metal apple",
