@@ -102,6 +102,9 @@ NAMES = {
     "model.n_inner: the width itself; when null 4 × model.n_embd, or for swiglu about 8/3 of it": (
         "ff_mult mlp_ratio multiple_of ffn_dim_multiplier expansion_factor expansion_ratio"
     ),
+    "tokenizer.vocab_size: the number that bpe learns; model.vocab_size adds rows to the embedding": (
+        "vocab_size vocabulary_size"
+    ),
     "model.vocab_size: rows of the embedding; tokenizer.vocab_size is the number that bpe learns": (
         "n_vocab padded_vocab_size pad_vocab_size_to make_vocab_size_divisible_by padding_multiple"
     ),

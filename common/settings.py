@@ -61,7 +61,7 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
             raise SettingsError(f"cannot read {argument!r}, which has {sign}", remedy)
         is_taken_away = name.startswith("~") and "/" not in name  # as in Hydra, and no file of a home folder
         if name.startswith("-") or is_taken_away or not name or not equals:
-            remedy = f"settings are typed NAME=VALUE, without dashes; {way_without_dashes(name, value, names)}"
+            remedy = f"settings are typed NAME=VALUE, without dashes; {way_without_dashes(name, value, names, before)}"
             if is_taken_away:
                 remedy = f"leave it out: a setting that is not typed has its default; {name[1:]}=VALUE gives another"
             elif before and not equals and not name.startswith(("-", "~")):
@@ -82,12 +82,16 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
     return values
 
 
-def way_without_dashes(name: str, value: str, names: Collection[str]) -> str:
-    """Return what to type in place of --NAME, --NAME=VALUE or NAME."""
+def way_without_dashes(name: str, value: str, names: Collection[str], before: str) -> str:
+    """Return what to type in place of --NAME, --NAME=VALUE or NAME.
+
+    before: the argument before it.
+    """
     bare = name.lstrip("-")
     if bare in names:
         return f"type {shlex.quote(f'{bare}={value}') if value else f'{bare}=VALUE'}"
-    return remedy_for_unknown(bare, names) if bare != name else "--help all lists them"
+    is_word = bare == name and before  # perhaps of a text without quotes
+    return "--help all lists them" if is_word else remedy_for_unknown(bare, names)
 
 
 def tell_repeated(arguments: Iterable[str], is_sweep: bool = True) -> None:

@@ -568,6 +568,8 @@ def test_a_setting_with_dashes_is_answered_with_what_to_type():
         ("sample.py", "--n_predict 40", "here it is max_new_tokens"),
         ("sample.py", "-i", "here it is interactive"),
         ("sample.py", "--nothing", "--help all lists them"),
+        ("train.py", "max_iters 500", "here it is max_steps"),
+        ("train.py", "seed 5", "type seed=VALUE"),
         ("sample.py", "prompt=Now start", '--help all lists them; quote a value with spaces: "prompt=Now start"'),
     ):
         with pytest.raises(SettingsError) as refused:
