@@ -16,7 +16,7 @@ NAMES = {
     "prompt_file data.path": "file prompt_path",
     "data.val_path": """
         validation_file val_file val_data val_data_path val_bin val_data_dir input_val_bin eval_file eval_data
-        validation_data valid_file
+        validation_data valid_file valid_data_path
     """,
     "data.val_fraction": """
         validation_split val_split_fraction val_split val_ratio val_size valid_size validation_fraction validation_size
@@ -87,7 +87,7 @@ NAMES = {
         "n_kv_head n_kv_heads num_key_value_heads num_kv_heads kv_heads attn_kv_heads n_query_groups num_query_groups"
     ),
     "model.n_kv_head: 1 is multi-query attention, another divisor of model.n_head grouped-query": (
-        "attn_one_kv_head multi_query multi_query_attention group_query_attention grouped_query_attention"
+        "attn_one_kv_head multi_query multi_query_attention group_query_attention grouped_query_attention one_kv_head"
     ),
     "model.block_size": """
         block_size seq_len seq_length max_seq_len max_seq_length sequence_length max_sequence_length context
@@ -110,7 +110,7 @@ NAMES = {
     ),
     "model.mlp: swiglu, relu2, gelu or gelu_tanh": """
         mlp hidden_act hidden_activation activation activation_function act_fn mlp_type mlp_class_name ffn_type swiglu
-        use_swiglu squared_relu ff_glu ff_swish ff_relu_squared gelu_approximate
+        use_swiglu squared_relu ff_glu ff_swish ff_relu_squared gelu_approximate relu_squared swish glu
     """,
     "model.norm: rmsnorm or layernorm": """
         normalization normalization_type norm_type norm_class_name layer_norm rms_norm use_rmsnorm use_rms_norm
@@ -134,7 +134,7 @@ NAMES = {
     "model.qk_norm": "qk_norm use_qk_norm qk_layernorm attn_qk_norm qk_ln norm_qk norm_qk_type",
     "model.tie_embeddings: false by default": """
         tie_word_embeddings tie_embedding tie_weights weight_tying no_weight_tying untie_embeddings
-        untie_embeddings_and_output_weights
+        untie_embeddings_and_output_weights tie_token_emb
     """,
     "model.position: rope, pope, learned, alibi or none": """
         pos_emb pos_embedding pos_encoding position_encoding position_embedding position_embedding_type
@@ -146,6 +146,9 @@ NAMES = {
     "model.rope_fraction": "rotary_pct rotary_percent rotary_percentage partial_rotary_factor",
     "model.rope_scaling: linear, yarn or llama3, by model.rope_scaling_factor": (
         "use_rope_scaling rope_scaling_type rope_type rope_parameters rope_condense_ratio rope_adjustments"
+    ),
+    "model.rope_scaling_factor: with model.rope_scaling=linear": (
+        "rotary_scaling_factor rotary_interpolation_factor rotary_seq_len_interpolation_factor rope_factor"
     ),
     "model.rope_trained_length": "original_max_position_embeddings",
     "model.attention_window: of layers with attention=sdpa+window": """
@@ -173,11 +176,13 @@ NAMES = {
     "attention: sdpa/sdpa/sdpa/sdpa+nope has no positions in each fourth layer": (
         "no_rope_layers no_rope_layer_interval no_rope_freq"
     ),
-    "attention: softmax1 lets a head attend to nothing, and sdpa+sink to a trained sink": (
-        "attn_softmax_off_by_one softmax_type attention_sinks sinks attn_num_mem_kv num_memory_tokens"
-    ),
+    "attention: softmax1 lets a head attend to nothing, and sdpa+sink to a trained sink": """
+        attn_softmax_off_by_one softmax_type attention_sinks sinks attn_num_mem_kv num_memory_tokens num_mem_kv
+        head_learned_sink
+    """,
     "attention: attention=sdpa+value_residual": "attn_value_residual value_residual",
-    "attention: attention=sdpa+gate": "attn_gate_values attention_gate",
+    "attention: attention=sdpa+gate": "attn_gate_values attention_gate gate_values",
+    "attention: sdpa+relative has a bias by the distance": "rel_pos_bias rel_pos relative_attention t5_bias",
     "attention: index chooses keys, and sparsemax has weights that are 0": "attn_sparse_topk sparse_topk",
     "attention device: sdpa takes FlashAttention where it can; python -m model.attention.choose sdpa says where": """
         flash flash_attn flash_attention flash_attention_2 use_flash use_flash_attn use_flash_attention attn_flash
@@ -307,9 +312,9 @@ NAMES = {
     ": the loss and the batches are as they are; docs/library.md has a loop of your own": (
         "neftune_noise_alpha callbacks z_loss eod_mask_loss"
     ),
-    "optimizer.momentum: Muon's, which is Nesterov's": "muon_momentum nesterov",
+    "optimizer.momentum: Muon's, which is Nesterov's": "muon_momentum nesterov muon_nesterov",
     "optimizer: Muon orthogonalises in four steps of Polar Express, always": (
-        "ns_steps ns_coefficients newton_schulz_steps"
+        "ns_steps ns_coefficients newton_schulz_steps muon_num_ns_steps"
     ),
     "optimizer.lr: that of Muon; docs/training.md says how its steps compare to AdamW's": (
         "adjust_lr_fn match_rms_adamw muon_lr lr_muon"
@@ -365,7 +370,9 @@ NAMES = {
     "precision: the same in training and evaluation": "bf16_full_eval fp16_full_eval",
     "precision: auto takes bf16 or fp16 where they are fast": "amp use_amp autocast",
     "precision: fp32, bf16 or fp16, and none with fewer bits": "fp8 fp8_recipe load_in_8bit load_in_4bit",
-    "precision: with fp16 the loss is scaled by itself": "loss_scale initial_loss_scale grad_scaler",
+    "precision: with fp16 the loss is scaled by itself": (
+        "loss_scale initial_loss_scale grad_scaler min_loss_scale loss_scale_window"
+    ),
     "precision: with fp32 products are exact, with bf16 or fp16 the others are TF32 on a GPU that has it": (
         "tf32 allow_tf32 tensorcores"
     ),
@@ -457,7 +464,7 @@ NAMES = {
         "metric_for_best_model greater_is_better monitor"
     ),
     "keep_checkpoints: docs/sweeps.md removes the state of the optimizers, without which no run continues": (
-        "save_only_model save_weights_only"
+        "save_only_model save_weights_only no_save_optim"
     ),
     ": weights are always in model.safetensors": "save_safetensors",
     "resume: a run's directory, or auto": (
@@ -505,7 +512,7 @@ NAMES = {
     "checkpoint": "init_from path m resume run_dir",
     "init_from: the weights of a run, which resume=RUN continues": "checkpoint",
     "init_from: a run begins with the weights of another one, and new optimizers": (
-        "finetune finetune_from no_load_optim"
+        "finetune finetune_from no_load_optim no_load_rng"
     ),
     "init_from checkpoint: a run; python export.py import_from=NAME to=FOLDER makes one of a model of Hugging Face": (
         "model_name_or_path model_id pretrained pretrained_model initial_checkpoint_dir hf_model model_args"
