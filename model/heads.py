@@ -13,6 +13,7 @@ from torch import Tensor
 from model.attention import AttentionContext
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT
+from model.layers import upcast
 from model.modes import eval_mode, uncompiled_calls
 
 Result = TypeVar("Result")
@@ -97,7 +98,7 @@ def head_statistics(
 
     def measure(weights: Weights) -> Float[Tensor, "4 H"]:
         even = mean(in_sight.clamp(min=1, max=next(windows)).log(), counted)  # the entropy of an even average
-        weights = F.normalize(weights.clamp(min=0), p=1, dim=-1)
+        weights = F.normalize(upcast(weights).clamp(min=0), p=1, dim=-1)  # in float16 no sum is as small as its ε
         by_query = torch.special.entr(weights).sum(-1)  # (B, H, T, T) -> (B, H, T)
         entropy = mean(by_query.transpose(0, 1), counted)  # (B, H, T) -> (H, B, T) -> (H,)
         distance = mean((weights * back).sum(-1).transpose(0, 1), counted)

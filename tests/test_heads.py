@@ -40,6 +40,17 @@ def test_figures_of_other_weights_are_of_the_positive_ones_as_shares_of_each_row
     assert all(0 <= share <= 1 for share in found.relative_entropy[0]) and found.distance[0][0] < 12
 
 
+@pytest.mark.parametrize("attention", ["stick", "delta", "sdpa+diff"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_figures_of_half_precision_are_those_of_its_weights_in_float64(attention, dtype):
+    gpt = random_gpt(attention=attention).to(dtype)
+    found, distance = head_statistics(gpt, TOKENS), torch.arange(12)[:, None] - torch.arange(12)
+    for layer, weights in enumerate(for_each_layer(gpt, TOKENS, lambda weights: weights.double().clamp(min=0))):
+        shares = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)  # the first query of stick has none
+        close(found.entropy[layer], torch.special.entr(shares).sum(-1).mean((0, 2)).tolist())
+        close(found.distance[layer], (shares * distance).sum(-1).mean((0, 2)).tolist())
+
+
 def test_the_even_average_has_the_most_entropy_that_its_window_and_documents_allow():
     statistics = head_statistics(random_gpt(attention="average"), TOKENS)
     assert statistics.entropy == [pytest.approx([sum(math.log(n) for n in range(1, 13)) / 12])] * 2
