@@ -36,13 +36,13 @@ TOKENIZER = tiktoken.Encoding(
 )
 
 
-def lines(of: str, swapped=("", ""), **names):
+def lines(of: str, **names):
     """Run the block of the page that has a text; return all names, and what it prints as `printed`."""
     (block,) = [block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if of in block]
     printed: list[str] = []
     known = dict(copy=copy, encode_prompt=encode_prompt, generate=generate, generate_text=generate_text, nn=nn)
     names = known | {"torch": torch, "tokenizer": TOKENIZER, "print": printed.append} | names
-    exec(compile(block.replace(*swapped), "docs/library.md", "exec"), names)
+    exec(compile(block, "docs/library.md", "exec"), names)
     return names | {"printed": printed}
 
 
@@ -144,9 +144,8 @@ def test_the_entropy_of_a_loss_is_that_of_the_positive_weights_with_its_gradient
 def test_relevance_is_of_the_keys_of_the_text_alone(modifiers):
     """The gradient of a weight is that of the head's result times the value of the key."""
     tokens, model = torch.tensor([[100, 7, 1, 8, 2, 8]]), model_of(attention="sdpa" + modifiers)
-    swapped = ("kept+gate", "kept" + modifiers)
     with mock.patch.dict(FORMS):
-        relevance = lines("relevance", swapped=swapped, model=model, tokens=tokens)["relevance"]
+        relevance = lines("relevance", model=model, tokens=tokens)["relevance"]
     values, results, hooks = [], [], []
 
     def keep_values(attention, arguments):
@@ -168,18 +167,17 @@ def test_the_first_tokens_are_kept_in_place_of_a_window_and_refused_beside_one()
     model = model_of(attention="sdpa+window", attention_window=32)
     refused = pytest.raises(SettingsError, match="leave out window, and set attention_window=None")
     with mock.patch.dict(FORMS), mock.patch.dict(MODIFIERS), refused:
-        lines("class First", swapped=("sdpa+gate+first", "sdpa+window+first"), model=model)
-    model.config.attention_window = None
+        lines("class First", model=model)
+    whole = model_of()
+    whole.load_state_dict(model.state_dict())
     with mock.patch.dict(FORMS), mock.patch.dict(MODIFIERS):
-        streaming = lines("class First", swapped=("sdpa+gate+first", "sdpa+first"), model=model)["streaming"]
+        streaming = lines("class First", model=whole)["streaming"]
     tokens, place = torch.randint(99, (1, 60)), torch.arange(60)
     seen = (place < 4) | (place[:, None] - place < 32)
 
     def hide(block, arguments):
         arguments[1].mask = seen
 
-    whole = model_of()
-    whole.load_state_dict(model.state_dict())
     whole.blocks[0].register_forward_pre_hook(hide)
     with torch.no_grad():
         close(streaming(tokens), whole(tokens))
@@ -255,6 +253,21 @@ def test_a_cache_of_eight_bits_rounds_each_row_by_its_largest_number_and_keeps_z
 def test_a_prefix_is_refused_beside_a_penalty_that_raises_the_scores_of_later_keys(settings):
     model, tokens = model_of(**settings), torch.randint(99, (1, 20))
     names = dict(modifier=modifier, Modifier=Modifier, lengths=lengths, GPT=GPT, replace=replace)
-    swapped = "sdpa+gate", model.config.attention
     with mock.patch.dict(MODIFIERS), pytest.raises(ValueError, match="ALiBi, forget and fade raise the scores of lat"):
-        lines("class Prefix", swapped=swapped, model=model, tokens=tokens, **names)
+        lines("class Prefix", model=model, tokens=tokens, **names)
+
+
+@pytest.mark.parametrize("attention", ["sdpa+key_offset", "softcap/sdpa+out_norm", "moba/sdpa+nope"])
+def test_a_modifier_joins_those_of_each_layer_of_a_model(attention):
+    """A text of which the first one hides nothing is read as before."""
+    model, tokens = model_of(attention=attention, score_softcap=2.0), torch.randint(99, (1, 32))
+    names = dict(modifier=modifier, Modifier=Modifier, lengths=lengths, GPT=GPT, replace=replace)
+    parts = {"first": "streaming", "prefix": "reader", "learned_prefix": "tuned"}
+    for added, name in parts.items():
+        with mock.patch.dict(MODIFIERS):
+            made = lines(f'@modifier("{added}"', model=model, tokens=tokens, **names)[name]
+        for layer, plain in zip(made.attentions, model.attentions, strict=True):
+            assert (layer.form, [*layer.modifiers]) == (plain.form, [*plain.modifiers, added])
+            assert (layer.rope is None) == (plain.rope is None)
+        if added == "first":
+            close(made(tokens), model(tokens))
