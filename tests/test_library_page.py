@@ -53,12 +53,26 @@ def model_of(**settings):
 @torch.no_grad()
 def test_bits_are_divided_by_the_bytes_of_the_tokens_that_are_predicted():
     model = model_of().double()
-    names = lines("bits_per_byte", model=model)
+    names = lines("first = len", model=model)
     first, *others = names["tokens"][0].tolist()
     assert TOKENIZER.decode([first]) == "A "
     log_p = model(torch.tensor([[first, *others]]))[0].log_softmax(-1)
     bits = -sum(log_p[place, token].item() for place, token in enumerate(others)) / math.log(2)
     close(names["bits_per_byte"], bits / len(TOKENIZER.decode_bytes(others)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"position": "learned"}, {"attention": "delta"}])
+@torch.no_grad()
+def test_a_text_beyond_the_context_is_scored_in_windows(settings):
+    model, text = model_of(**settings), "A mask is a table of what may be seen."
+    names = lines("ScoringParams", model=model, text=text, math=math)
+    ids, nats = TOKENIZER.encode(9 * text), {}
+    for begin in (*range(0, len(ids) - 64, 8), len(ids) - 65):  # a token is scored by the first window that has it
+        log_p = model(torch.tensor([ids[begin : begin + 64]]))[0].log_softmax(-1)
+        for place, token in enumerate(ids[begin + 1 : begin + 65]):
+            nats.setdefault(begin + 1 + place, -log_p[place, token].item())
+    assert [*nats] == [*range(1, len(ids))]
+    close(names["bits_per_byte"], sum(nats.values()) / math.log(2) / (9 * len(text) - len(TOKENIZER.decode(ids[:1]))))
 
 
 @pytest.mark.parametrize(
