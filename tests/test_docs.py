@@ -65,6 +65,30 @@ def test_every_block_of_python_runs_in_the_order_of_the_page(page, tmp_path, mon
     register_schema({})  # without what resume and init_from brought
 
 
+def bash_of(page: str, having: str) -> str:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (block,) = [
+        block for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if having in block
+    ]
+    return block
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_lines_of_jq_write_one_template_or_none_and_count_samples_of_several_lines(tmp_path):
+    (tmp_path / "THEIRS").mkdir()
+    (tmp_path / "mymodel").mkdir()
+    file = tmp_path / "mymodel" / "chat_template.jinja"
+    for template, wanted in (("{{ a }}\n", "{{ a }}\n"), (None, None), ([{"name": "tool", "template": "b"}], None)):
+        (tmp_path / "THEIRS" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        subprocess.run(["bash", "-c", bash_of("interop.md", "chat_template")], cwd=tmp_path, check=True)
+        assert (file.read_text() if file.exists() else None) == wanted
+    texts = ["one\nline", "one\nmore", "one\nline"]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    _, count, _ = bash_of("generation.md", "known.txt").splitlines()
+    assert subprocess.check_output(["bash", "-c", count], cwd=tmp_path).split() == [b"2"]
+
+
 USE = """
 import torch
 from model.attention import check
