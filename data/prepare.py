@@ -73,6 +73,8 @@ LONGEST_SHARE = 1 / 30
 SHORT = 3_000
 # Characters of an end that is held out below which most of its tokens lack what they go on from.
 SHORT_END = 500
+# From how many documents on one with more than half of the text is told, where the end of each is held out.
+MANY = 10
 
 Log = Callable[[str], None]
 Piece = tuple[str, bool, str]
@@ -345,8 +347,11 @@ class Split:
         # Hold out documents in the order of their hashes until that is enough, otherwise the end of each.
         is_enough = free.sum() >= 2 * wanted
         total = copies.sum()
-        self.longest = copies.max() / max(1, total) if is_enough and fraction else 0.0
-        """The share of the text of one document and its copies, if whole documents are held out: that one is not."""
+        self.is_whole = is_enough
+        """Whether whole documents are held out."""
+        is_one_of_many = is_enough or np.count_nonzero(copies) >= MANY
+        self.longest = copies.max() / max(1, total) if is_one_of_many and fraction else 0.0
+        """The share of the text of one document and its copies, beside many others or whole ones that are held out."""
         barred = (copies > 0) & (free == 0)
         others = free > 0
         is_unlike = is_enough and barred.any() and others.any() and copies[barred].mean() > 10 * copies[others].mean()
@@ -359,7 +364,10 @@ class Split:
         """The mean length of the ends that are held out of several documents; 0 if whole ones are."""
 
     def unheld_text(self) -> str:
-        """Return the words on what is never held out: a large document, another kind, beginnings."""
+        """Return the words on a document that is most of the text, on a kind never held out, or on short ends."""
+        if self.longest > 0.5 and not self.is_whole:
+            share = f"{self.longest:.0%} of it is one document, and as much of what is held out is its end"
+            return f"; {share}: move it away, or set data.val_path"
         if self.longest > 0.5:
             share = f"{self.longest:.0%} of it is one document, of which nothing is held out"
             return f"; {share}: divide it, or set data.val_path"

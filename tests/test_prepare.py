@@ -777,6 +777,23 @@ def test_ends_that_are_held_out_of_short_documents_are_told(length, number, sett
     assert not told or (ends.mean() == 20 and len(ends) == 6 * number)
 
 
+@pytest.mark.parametrize(("notes", "told"), [(30, True), (4, False)])
+def test_a_document_that_is_most_of_the_text_is_told_where_the_end_of_each_is_held_out(notes, told, tmp_path):
+    """A log beside notes that are less than a fifth of the text: the model learned the log, without a word."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/server.log").write_text("".join(f"line {number}\n" for number in range(2_000)))
+    for number in range(notes):
+        (tmp_path / f"texts/{number}.txt").write_text(f"note {number}: " + "word " * 15)
+    source = Source(DataConfig(source="files", path=str(tmp_path / "texts")))
+    text = prepare.make_folder(tmp_path / "made", source, TokenizerConfig(name="byte"), lambda line: None)
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "texts").iterdir()}
+    share = f"{sizes['server.log'] / sum(sizes.values()):.0%}"
+    said = f"; {share} of it is one document, and as much of what is held out is its end"
+    assert (said in text) == ("one document" in text) == told
+    held = prepare.open_folder(tmp_path / "made", make_tokenizer(TokenizerConfig(name="byte"), []), "", "")[1]
+    assert b"line 1999" in bytes(held[held < 256].astype(np.uint8))
+
+
 def test_a_field_that_is_asked_of_texts_alone_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("id;note\n1;hello\n" * 50)
     source = Source(DataConfig(source="files", path=str(tmp_path / "a.txt"), text_field="note"))
