@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from model.attention import AttentionContext
+from model.attention.check import weights_of
 from model.cache import DocStarts, Tokens
 from model.gpt import GPT
 from model.layers import upcast
@@ -64,8 +65,7 @@ def for_each_layer(
         given = dict(zip(("x", "ctx"), arguments, strict=False)) | (named or {})
         if given.get("ctx") is not ctx:
             return
-        weights = attention.weights(**given)
-        results.append(function(weights))
+        results.append(function(weights_of(attention, **given)))
 
     # A hook before each layer's forward() gets the arguments of that layer, after the hooks of others.
     layers = dict.fromkeys(model.attentions)  # a block may stand in several places

@@ -474,6 +474,31 @@ def test_the_command_of_the_check_ends_in_a_sentence_for_own_heads_of_another_sh
     assert "Traceback" not in found.stderr
 
 
+OWN_VALUES = """from model.attention.layer import MultiHeadAttention
+from model.attention.registry import form
+
+@form("of_keys")
+class OfKeys(MultiHeadAttention):
+    def attend(self, call, x, ctx):
+        return super().attend(call._replace(v=call.k), x, ctx)
+
+@form("of_keys_before")
+class OfKeysBefore(MultiHeadAttention):
+    def project(self, x):
+        q, k, _ = super().project(x)
+        return q, k, k
+"""
+
+
+def test_an_own_layer_whose_weights_cannot_be_known_is_refused_before_it_trains(tmp_path):
+    """It passed the check, and ended a run in a traceback of the maps at the first evaluation."""
+    (tmp_path / "own.py").write_text(OWN_VALUES)
+    run_code(str(tmp_path / "own.py"))
+    try_code(TrainConfig(model=GPTConfig(attention="of_keys_before")))
+    with pytest.raises(SettingsError, match="of_keys sums up other values than call.v, .* change values before"):
+        try_code(TrainConfig(model=GPTConfig(attention="of_keys")))
+
+
 @pytest.mark.slow
 def test_the_check_names_a_parameter_that_no_gradient_reaches(tmp_path, capsys):
     (tmp_path / "idle.py").write_text(OWN_IDLE)

@@ -242,6 +242,16 @@ def check_output(layer: MultiHeadAttention, config: GPTConfig) -> None:
         raise SettingsError(f"{attention} gives infinity or NaN", "look at its divisions, roots and logarithms")
     if (y - layer(x)).abs().max() > 1e-4:
         raise SettingsError(f"{attention} gives two results for the same tokens", "keep state in ctx.layer_cache()")
+    weights_of(layer, *give_tokens(layer, (x,)))
+
+
+def weights_of(layer: MultiHeadAttention, x: Tensor, ctx: AttentionContext | None = None) -> Tensor:
+    """Return layer.weights(); SettingsError if the layer sums up other values than its call's."""
+    weights = layer.weights(x, ctx)
+    if weights.shape[-1] != x.shape[-2]:
+        problem = f"attention={layer.form} sums up other values than call.v, so nothing tells its weights"
+        raise SettingsError(problem, "let attend() keep call.v, and change values before, in project()")
+    return weights
 
 
 def unreached(layer: MultiHeadAttention, x: Tensor) -> list[str]:
