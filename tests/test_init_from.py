@@ -346,6 +346,7 @@ def test_a_low_rate_of_the_matrices_alone_is_told_with_the_others_which_null_mak
     said = [message for message in caplog.messages if "leaves" in message]
     wanted = f"optimizer.lr={rates[0]:g} leaves {RATES[rates]}: for one rate of all set optimizer.embedding_lr=null "
     assert [message[: len(wanted)] for message in said] == [wanted] * bool(RATES[rates])
+    assert all(message.endswith("was tuned for AdamW, type optimizer=adamw too.") for message in said)
 
 
 @pytest.mark.parametrize("attention", some(["matmul+gate+sink", "sdpa", "delta", "mla"], 4))

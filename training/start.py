@@ -246,6 +246,8 @@ def tell_rates(optimizer: OptimizerConfig) -> None:
             left.append(f"optimizer.{name}={rate:g} ({parts})")
     if left:
         remedy = "for one rate of all set optimizer.embedding_lr=null optimizer.lm_head_lr=null"
+        if optimizer.name != "adamw":
+            remedy += f"; if {optimizer.lr:g} was tuned for AdamW, type optimizer=adamw too"
         log.warning("optimizer.lr=%g leaves %s: %s.", optimizer.lr, " and ".join(left), remedy)
 
 
