@@ -182,7 +182,8 @@ def results(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Pa
         return lambda result: found.setdefault(part, result)
 
     with eval_mode(model), edited(model, {part: record(part) for part in parts(model)}):
-        model.hidden(tokens, doc_starts=doc_starts)
+        called = model if model.is_hooked else model.hidden  # a hook on the model may change the tokens
+        called(tokens, doc_starts=doc_starts)
     return found
 
 
@@ -226,7 +227,11 @@ def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[St
         for attention in dict.fromkeys(model.attentions):
             hook = attention.register_forward_hook(lambda module, arguments, result: added.append(result))
             stack.callback(hook.remove)
-        found.append(model.hidden(tokens, doc_starts=doc_starts))
+        if model.is_hooked:  # a hook on it may change the tokens
+            stack.callback(model.final_norm.register_forward_pre_hook(recorder(found), prepend=True).remove)
+            model(tokens, doc_starts=doc_starts)
+        else:
+            found.append(model.hidden(tokens, doc_starts=doc_starts))
     if len(found) == 2 * len(begun) + 1:
         read = zip(model.blocks, begun, added, found[::2], found[1::2], strict=False)
         strange = [block for block, *seen in read if not reads_the_stream(*seen)]

@@ -72,7 +72,8 @@ def for_each_layer(
     hooks = [attention.register_forward_pre_hook(visit, with_kwargs=True) for attention in layers]
     try:
         with eval_mode(model), uncompiled_calls():
-            model.hidden(tokens, doc_starts=doc_starts, ctx=ctx)
+            called = model if model.is_hooked else model.hidden  # a hook on the model may change the tokens
+            called(tokens, doc_starts=doc_starts, ctx=ctx)
     finally:
         for hook in hooks:
             hook.remove()

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from conftest import attention_maps, close, random_gpt, some
 
+from model.apart import results, streams
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX
 from model.cache import KVCache
 from model.heads import for_each_layer, head_similarity, head_statistics
@@ -49,6 +50,27 @@ def test_figures_of_half_precision_are_those_of_its_weights_in_float64(attention
         shares = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)  # the first query of stick has none
         close(found.entropy[layer], torch.special.entr(shares).sum(-1).mean((0, 2)).tolist())
         close(found.distance[layer], (shares * distance).sum(-1).mean((0, 2)).tolist())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "linear/sdpa+value_residual"])
+@torch.no_grad()
+def test_what_is_read_of_a_model_is_of_the_tokens_that_a_hook_on_it_puts_in_place(attention):
+    gpt = random_gpt(attention=attention)
+
+    def read(tokens):
+        of_parts = results(gpt, tokens)
+        assert_same_figures(head_statistics(gpt, tokens), figures)
+        return [*for_each_layer(gpt, tokens, lambda weights: weights), *streams(gpt, tokens), *of_parts.values()]
+
+    other = TOKENS.flip(0, 1)
+    figures = head_statistics(gpt, other)
+    wanted = read(other)
+    gpt.register_forward_hook(lambda module, arguments, logits: 2 * logits)
+    for found, plain in zip(read(other), wanted, strict=True):
+        close(found, plain)
+    gpt.register_forward_pre_hook(lambda module, arguments: (arguments[0].flip(0, 1),))
+    for found, plain in zip(read(TOKENS), wanted, strict=True):
+        close(found, plain)
 
 
 def test_the_even_average_has_the_most_entropy_that_its_window_and_documents_allow():
