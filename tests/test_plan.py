@@ -468,7 +468,10 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
     model = without_weights(replace(named.model, vocab_size=257))
     assert int(bits[1].replace(",", "")) == count_parameters(model).total()
     steps = int(bits[2].replace(",", ""))
-    assert steps == pytest.approx(compute / flops_per_token(model) / (8 * 16), rel=1e-3)
+    evaluated = (
+        16_384 / 3 / 10
+    )  # tokens of forward passes, as many of training, beside each step of the ten between two
+    assert steps == pytest.approx(compute / flops_per_token(model) / (8 * 16 + evaluated), rel=1e-2)
     assert float(bits[3]) == pytest.approx(steps * 8 * 16 / (0.96 * 4000 * 581), abs=0.1)
 
 
@@ -482,7 +485,7 @@ def test_a_text_that_is_read_more_than_four_times_gets_dropout(train_config, mon
         assert "for 5 min and" in lines[0] and (passes > 4) == (count == 400)
         assert (named.model.dropout, named.max_minutes, named.max_steps) == (given, 5, None)
         steps = int(re.search(r"about ([\d,]+) steps", lines[0])[1].replace(",", ""))
-        assert passes == pytest.approx(steps * 8 * 16 / (0.96 * count * 581), rel=0.02) and len(lines) == 2
+        assert passes == pytest.approx(steps * 8 * 16 / (0.96 * count * 581), rel=0.02, abs=0.05) and len(lines) == 2
         models.append(replace(named.model, dropout=0.0))
     assert models[0] == models[1] == models[2]
 

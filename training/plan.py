@@ -303,7 +303,7 @@ def size_lines(
         rate = flops_per_token(model) * config.tokens_per_step / seconds
 
     # Write the run's command. A short text is read many times: dropout delays that it is learned by heart.
-    steps = round(60 * minutes / seconds)
+    steps = steps_in_time(chosen, seconds, data)
     passes = epochs(config, data, steps)
     values = {"max_minutes": f"{minutes:g}"}
     if passes > EPOCHS and not config.model.dropout:
@@ -391,14 +391,21 @@ def on_gpu(
     ]
 
 
+def steps_in_time(config: TrainConfig, seconds: float, data: Dataset) -> int:
+    """Return how many steps of `seconds` max_minutes has time for, beside their evaluations."""
+    # An evaluation takes forward passes, a third of a step.
+    targets = data.validation_tokens(evaluation_tokens(config))
+    pause = seconds * targets / config.tokens_per_step / 3
+    return max(1, round(60 * (config.max_minutes or 0) / (seconds + pause / config.eval_interval)))
+
+
 def time_line(config: TrainConfig, seconds: float, data: Dataset) -> str:
     """Return the line about the time of a run whose steps take `seconds`."""
-    # An evaluation takes forward passes, a third of a step.
     each = seconds / config.tokens_per_step / 3
     pause = each * data.validation_tokens(evaluation_tokens(config))
     ends = [config.max_steps] if config.max_steps else []
     if config.max_minutes:
-        ends.append(max(1, round(60 * config.max_minutes / (seconds + pause / config.eval_interval))))
+        ends.append(steps_in_time(config, seconds, data))
     steps = min(ends)
     evaluations = math.ceil(steps / config.eval_interval)
     last = each * data.validation_tokens(evaluation_tokens(config, steps))
