@@ -305,7 +305,7 @@ def _rope(model: GPT) -> Rope | None:
 
 def to_huggingface(
     model: GPT,
-    folder: Path,
+    folder: Path | str,
     end_of_text: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> str:
@@ -354,6 +354,7 @@ def to_huggingface(
                 weights.setdefault(f"{name[:-6]}bias", torch.zeros(tensor.shape[-1], dtype=dtype))
 
     # Write both. config.json has no padding id: with it, transformers would never train the embedding of that id.
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors")
     for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):

@@ -26,8 +26,9 @@ SAMPLES = 60  # evaluations with their sample
 MAPS = 40  # evaluations with their attention maps
 
 
-def run_page(directory: Path) -> str:
+def run_page(directory: Path | str) -> str:
     """Return the page of one run; it reloads itself until the run has ended."""
+    directory = Path(directory)
     settings = written_settings(directory)
     notes = read_metrics(directory / RECORD)
     rows = read_metrics(directory / "metrics.jsonl")

@@ -323,8 +323,9 @@ def verify_checkpoint(path: Path, *names: str) -> Meta:
     return meta
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
+def load_checkpoint(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
     """Read a checkpoint without its optimizer's state; CheckpointError if it is unusable."""
+    path = Path(path)
     meta = verify_checkpoint(path, WEIGHTS, TOKENIZER)
     config = read_settings(path, meta)
     with readable(path):

@@ -100,11 +100,12 @@ def ratio_error(sums: np.ndarray, sizes: np.ndarray) -> float | None:
     return math.sqrt(float((residuals**2).sum()) * count / (count - 1)) / total
 
 
-def read_metrics(path: Path) -> list[Row]:
+def read_metrics(path: Path | str) -> list[Row]:
     """Return the rows of a metrics.jsonl, without truncated lines; [] if it is unreadable."""
+    file = Path(path)
     content = b""
     with suppress(OSError):
-        content = path.read_bytes() if path.is_file() else b""
+        content = file.read_bytes() if file.is_file() else b""
     rows = map(read_row, content.splitlines())
     return [row for row in rows if row is not None]
 

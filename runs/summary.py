@@ -104,9 +104,9 @@ def write_summary(directory: Path, summary: Summary) -> None:
         log.error("%s cannot be written (%s).", directory / NAME, error.strerror)
 
 
-def read_summary(directory: Path) -> Summary | None:
+def read_summary(directory: Path | str) -> Summary | None:
     """Return a directory's summary.json; None if it is missing or unreadable."""
-    found = _read(directory / NAME)
+    found = _read(Path(directory) / NAME)
     known = {field.name: found[field.name] for field in fields(Summary) if field.name in found}
     return Summary(**known) if found.get("status") in STATUSES else None
 

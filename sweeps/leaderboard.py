@@ -140,12 +140,13 @@ Group = list[Job]
 """The jobs of a row of the leaderboard, which differ in nothing but their seed."""
 
 
-def read_jobs(sweep: Path) -> list[Job]:
+def read_jobs(sweep: Path | str) -> list[Job]:
     """Return the jobs in a sweep's folder by number; without jobs, all runs below it.
 
     Of finished jobs with the same settings, seed and code, only the first is among them: together they would pass for
     several seeds.
     """
+    sweep = Path(sweep)
     # Read the records of the jobs, by folder.
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
     edited: dict[Path, dict[str, str]] = {}

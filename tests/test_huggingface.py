@@ -65,7 +65,7 @@ SHAPES = {
 @torch.inference_mode()
 def test_their_model_gives_our_logits_and_back_come_the_same_bits(shape, tmp_path):
     model = random_gpt(**SHAPES[shape])
-    to_huggingface(model, tmp_path, end_of_text=60)
+    to_huggingface(model, str(tmp_path), end_of_text=60)
     back = from_huggingface(str(tmp_path))
     state, tokens = back.state_dict(), torch.randint(61, (3, 16))
     assert state.keys() == model.state_dict().keys()

@@ -29,9 +29,11 @@ from data.texts import LEFT_OUT
 from generation.score import ScoringParams, score
 from model.size import flops_per_token
 from pages.report import Report
+from pages.runs import run_page
 from runs.checkpoint import open_checkpoint, read_meta
 from runs.metrics import Evaluation, read_metrics
 from runs.summary import NUMBERS, TEXTS, Summary, read_summary, write_summary
+from sweeps.leaderboard import read_jobs
 from train import train
 from training.device import peak_flops, peak_memory
 from training.evaluation import evaluate, first_sequences
@@ -65,6 +67,10 @@ def test_rows_and_the_summary_say_what_was_spent_and_begin_anew_with_a_new_run(t
     assert "left" not in (run_dir / "report.jsonl").read_text()
     assert (summary.tokens_per_s, summary.seconds, summary.flops) == (64.0, 512.0, 512 * flops_per_token(run.model))
     assert summary.peak_memory_mb == pytest.approx(peak_memory(torch.device("cpu")) / 1e6, rel=0.2)
+    # A notebook gives paths as texts.
+    assert read_metrics(f"{run_dir}/metrics.jsonl") == rows and read_summary(str(run_dir)) == summary
+    assert run_page(str(run_dir)) == run_page(run_dir)
+    assert [job.directory for job in read_jobs(str(run_dir.parent))] == [run_dir]
 
 
 def test_metrics_are_json_whatever_the_numbers_are_and_what_cannot_be_read_is_passed_over(train_config, monkeypatch):
