@@ -364,7 +364,10 @@ class Split:
         """The mean length of the ends that are held out of several documents; 0 if whole ones are."""
 
     def unheld_text(self) -> str:
-        """Return the words on a document that is most of the text, on a kind never held out, or on short ends."""
+        """Return the words on what is held out badly, "" if nothing is.
+
+        That is a document that is most of the text, a kind that is never held out, or short ends.
+        """
         if self.longest > 0.5 and not self.is_whole:
             share = f"{self.longest:.0%} of it is one document, and as much of what is held out is its end"
             return f"; {share}: move it away, or set data.val_path"
