@@ -56,6 +56,13 @@ NAMES = {
         packing packed sample_packing group_by_length pad_to_max_length padding pad_token pad_token_id
         reset_attention_mask reset_position_ids document_masking
     """,
+    "data.path: a folder, without its hidden files, or a quoted glob; docs/data.md copies a folder without some": """
+        exclude exclude_dirs exclude_patterns include include_patterns glob ignore ignore_dirs ignore_patterns skip_files
+        file_pattern file_extensions
+    """,
+    "data.path: text in UTF-8; for a file in another encoding the message has the command that converts it": (
+        "encoding file_encoding text_encoding charset"
+    ),
     "data.split data.path: of a data set, or the file or folder of one; docs/generation.md scores the training text": (
         "split"
     ),
@@ -190,8 +197,11 @@ NAMES = {
         attention_implementation attn_impl attention_backend
     """,
     "code: a file with a form of your own, in ten lines, as docs/attention.md shows": """
-        attn_scale attention_scale scale_attn_weights scale_attn_by_inverse_layer_idx talking_heads attn_talking_heads
-        residual_attn softmax_scale attention_scores_scalar query_pre_attn_scalar
+        scale_attn_by_inverse_layer_idx talking_heads attn_talking_heads residual_attn
+    """,
+    "attention: scores are divided by the root of model.head_size; a modifier of yours may change call.scale": """
+        softmax_scale attention_scale attn_scale query_scale scale_attn_weights attention_multiplier
+        attention_scores_scalar query_pre_attn_scalar
     """,
     ": scores are float32 in every precision": (
         "attention_softmax_in_fp32 reorder_and_upcast_attn upcast_attention softmax_in_fp32"

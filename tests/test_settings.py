@@ -873,6 +873,7 @@ def test_help_of_a_word_shows_the_whole_meaning_of_the_settings_that_mention_it(
     for script, word, said in (
         ("eval.py", "zorro", "--help all lists them"),
         ("train.py", "max_iters", "here it is max_steps"),
+        ("train.py", "exclude", "here it is data.path \\("),
         ("sample.py", "learning_rate", "optimizer.lr is a setting of train.py"),
     ):
         with pytest.raises(SettingsError, match=f"^--help {word}: no setting has this in its name or meaning: {said}"):
