@@ -214,7 +214,8 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
     found = changed_settings(settings, saved, defaults)
     bound = [name for name in found if not is_free(name)]
     changed = [f"{name}={format_value(found[name][1])} (was {format_value(found[name][0])})" for name in bound]
-    changed += ["the text or its modification time has changed"] * (data not in (None, saved.data))
+    has_other_text = data not in (None, saved.data)
+    changed += ["the text or its modification time has changed"] * has_other_text
     if not changed:
         return
 
@@ -226,7 +227,8 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
         remedy = "leave these out, or begin a new run" + remedy_in_python(flat(settings), flat(defaults), shaped)
         raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
     if not settings["allow_changes"]:
-        raise SettingsError(sentence, "restore these, or set allow_changes=true to continue with the new ones")
+        anew = "; in place of resume=, init_from= begins a run on the new text with its weights" * has_other_text
+        raise SettingsError(sentence, f"restore these, or set allow_changes=true to continue with the new ones{anew}")
     log.warning("%s.", sentence)
 
 

@@ -316,7 +316,8 @@ def test_a_run_of_a_small_vocabulary_goes_on_with_a_text_that_has_more_tokens(tr
     model = replace(config.model, vocab_size=before.model.config.vocab_size)  # as the command inherits it
     again = replace(config, model=model, resume=config.run_dir, max_steps=2)
     assert prepare(config.data, config.tokenizer).vocab_size > model.vocab_size == ids
-    with pytest.raises(SettingsError, match="the text or its modification time has changed: restore these"):
+    told = "the text or its modification time has changed: restore these, .*; in place of resume=, init_from= begins"
+    with pytest.raises(SettingsError, match=told):
         train(again)
     assert f"embedding {ids * 32:,}" in plan_run(train_module.train_step, replace(again, allow_changes=True))
     train(replace(again, allow_changes=True))
