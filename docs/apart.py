@@ -7,7 +7,8 @@ RUN is a run's folder or a checkpoint, the newest run by default, and TEXT a fil
 validation text. Prints tables with a row or a column for each part, and for all heads of each layer together:
 
 - the bits per byte that the text needs more without it, at all tokens and at those that the window has shown before, ±
-  the standard error of the difference over documents; and the bits per byte if the model ended after each layer;
+  the standard error of the difference over documents; and the bits per byte if the model ended after each layer. Of a
+  long text windows of 16,384 tokens are read, evenly spaced;
 - for a model of data=tales, by kind of word: the bits that a word needs more which the tale has named before, ± over
   tales; the share of the answer that the part carries from one tale to another; the chance of the word after each
   layer; and each head's attention to the earlier mentions;
