@@ -57,8 +57,8 @@ NAMES = {
         reset_attention_mask reset_position_ids document_masking
     """,
     "data.path: a folder, without its hidden files, or a quoted glob; docs/data.md copies a folder without some": """
-        exclude exclude_dirs exclude_patterns include include_patterns glob ignore ignore_dirs ignore_patterns skip_files
-        file_pattern file_extensions
+        exclude exclude_dirs exclude_patterns include include_patterns glob ignore ignore_dirs ignore_patterns
+        skip_files file_pattern file_extensions
     """,
     "data.path: text in UTF-8; for a file in another encoding the message has the command that converts it": (
         "encoding file_encoding text_encoding charset"
