@@ -53,7 +53,8 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
 
     if init_from and not inherited:
         where = init_from.strip("\"'")  # quoted in a sweep
-        inherited = {"model": asdict(pretrained_config(where))}
+        has_run = typed.get("code", "null") in NULLS  # a file runs as the settings are composed, before names are read
+        inherited = {"model": asdict(pretrained_config(where, has_run=has_run))}
         meta = pretrained_meta(where)
         named = meta.config.get("tokenizer") if meta else None
         if isinstance(named, dict):

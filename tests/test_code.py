@@ -23,6 +23,7 @@ from conftest import random_gpt, some
 from sweeping import ROOT, run_here, tiny
 from test_distributed import torchrun
 
+from cli.composition import compose_settings, register_inherited
 from cli.sample import write_samples
 from common.errors import SettingsError
 from common.settings import from_arguments
@@ -135,6 +136,23 @@ def test_a_run_with_code_can_be_sampled_scored_and_resumed_with_the_same_file_al
             result = conftest.run_here(script, *arguments, "code=own.py", cwd=tmp_path)
             assert result.returncode == 0, result.stderr
     assert read_meta(tmp_path / "run/checkpoints/step_6").progress.finished
+
+
+def test_a_run_begins_with_the_weights_of_a_model_of_the_files_names(own, tmp_path):
+    """Its settings were read before the file ran: the remedy was the file that was typed."""
+    run_code(str(own))
+    model = random_gpt(attention="relu+head_scale")
+    saved = asdict(TrainConfig()) | {"code": str(own)}
+    save_checkpoint(tmp_path / "model", model=model, tokenizer=None, config=saved)
+    forget()
+    typed = {"init_from": str(tmp_path / "model"), "data.path": "a.txt"}
+    with pytest.raises(SettingsError, match=f"give the file that registers it, as in code={re.escape(str(own))}.$"):
+        register_inherited(typed)
+    with pytest.raises(SettingsError, match=f"give the file that registers it, as in code={re.escape(str(own))}.$"):
+        register_inherited(typed | {"code": "null"})
+    assert "relu" not in FORMS
+    settings = compose_settings(register_inherited(typed | {"code": str(own)}))
+    assert settings.model.attention == "relu+head_scale" and settings.code_hash == run_code(str(own))
 
 
 @pytest.mark.slow

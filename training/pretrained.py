@@ -54,13 +54,16 @@ def open_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], s
     return replace(config, model=model), partial(copy_weights, read), encoding
 
 
-def pretrained_config(where: str) -> GPTConfig:
-    """Return the settings of init_from's model, without reading its weights."""
+def pretrained_config(where: str, *, has_run: bool = True) -> GPTConfig:
+    """Return the settings of init_from's model, without reading its weights.
+
+    has_run: False where the file of code= is yet to run, which may register the names of its attention.
+    """
     with naming("init_from", where):
         name = name_of_theirs(where)
         if name:
             return read_config(name)
-        return first_intact(find_checkpoints(where), read_settings)
+        return first_intact(find_checkpoints(where), lambda path: read_settings(path, has_run=has_run))
 
 
 def pretrained_meta(where: str | None) -> Meta | None:
@@ -91,6 +94,8 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
     if differing:
         remedy = "leave these settings out to continue with its weights, or leave out init_from"
         remedy += remedy_in_python(asdict(asked), asdict(GPTConfig()), differing)
+        if "attention" in differing:
+            remedy += "; docs/library.md adds to a trained model what has new weights"
         raise SettingsError(f"its model is not the one asked for: {', '.join(differing.values())}", remedy)
     return GPTConfig(**settings)
 
