@@ -41,6 +41,7 @@ from runs.plugins import find_code, keep_code
 from runs.summary import read_summary
 from train import train
 from training.config import TrainConfig
+from training.distributed import Ranks
 from training.start import try_code
 
 OWN = '''
@@ -481,6 +482,23 @@ def test_a_parameter_that_no_gradient_reaches_is_named(tmp_path, caplog):
     assert found.returncode == 0 and found.stderr.count(told) + found.stdout.count(told) == 1, found
 
 
+def test_a_weight_that_no_gradient_reaches_is_refused_under_torchrun_unless_frozen(tmp_path, caplog):
+    """The second step ended in a traceback of DistributedDataParallel; `simple` has no weights at all."""
+    (tmp_path / "idle.py").write_text(OWN_IDLE)
+    run_code(str(tmp_path / "idle.py"))
+    config = TrainConfig(
+        model=GPTConfig(attention="simple/sdpa+idle", n_layer=4, block_size=16, position="none"), freeze=["lm_head"]
+    )
+    try_code(config, Ranks())
+    assert "no gradient reaches modifiers.idle.unused, so training does not change it." in caplog.text
+    idle = [f"blocks.{layer}.attention.modifiers.idle.unused" for layer in (1, 3)]
+    with pytest.raises(SettingsError, match="torchrun waits for each") as refused:
+        try_code(config, Ranks(launched=True))
+    assert f"freeze='[{','.join(['lm_head', *idle])}]'" in str(refused.value)
+    for frozen in (idle, ["blocks.1.attention.modifiers.idle", "blocks.3"]):
+        try_code(replace(config, freeze=frozen), Ranks(launched=True))
+
+
 @pytest.mark.slow
 def test_the_command_of_the_check_ends_in_a_sentence_for_own_heads_of_another_shape(tmp_path):
     (tmp_path / "own.py").write_text(
@@ -555,7 +573,7 @@ def test_a_mistake_of_an_own_modifier_ends_in_a_sentence_of_the_check_and_of_a_r
             check.main(["sdpa+idle", f"code={file}"])
     elif "bfloat16" not in body:
         with pytest.raises(SettingsError, match=said), explained(str(file)):
-            try_code(TrainConfig(model=GPTConfig(attention="sdpa+idle")))
+            try_code(TrainConfig(model=GPTConfig(attention="sdpa+idle")), Ranks())
 
 
 @pytest.mark.slow

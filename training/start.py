@@ -376,7 +376,7 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
     with explained(config.code):
         refuse_too_large(config, device, ranks)
         if config.code:
-            try_code(config)
+            try_code(config, ranks)
     if config.wandb.active_mode != "disabled":
         config.wandb.check_environment()
     if config.wandb.active_mode == "online" and ranks.is_first:
@@ -390,16 +390,27 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
         torch.use_deterministic_algorithms(config.deterministic)
 
 
-def try_code(config: TrainConfig) -> None:
-    """Raise SettingsError if layers with a person's file fail at a trial, or see later tokens."""
+def try_code(config: TrainConfig, ranks: Ranks) -> None:
+    """Raise SettingsError if layers with a person's file fail at a trial, or see later tokens.
+
+    Under torchrun also for weights that no gradient reaches, unless they are frozen: ranks wait for each gradient.
+    """
     length = min(config.model.block_size, 1024)  # a leak may need a long text
-    for layer, name in enumerate(config.model.attention.split("/")):
+    pattern = config.model.attention.split("/")
+    for layer, name in enumerate(pattern):
         settings = replace(config.model.at(layer), vocab_size=FEWEST_IDS)
         torch.default_generator.manual_seed(0)
         tried = moved_layer(settings)
         x = torch.randn(3, length, settings.n_embd)
         refuse_leak(name, tried, x)
         untrained = unreached(tried, x[:, :2])
+        layers = range(layer, config.model.n_layer, len(pattern))
+        weights = [f"blocks.{each}.attention.{weight}" for each in layers for weight in untrained]
+        frozen = config.freeze or []
+        moving = [weight for weight in weights if not f"{weight}.".startswith(tuple(f"{part}." for part in frozen))]
+        if moving and ranks.launched:
+            problem = f"attention={name}: no gradient reaches {', '.join(untrained)}, and torchrun waits for each"
+            raise SettingsError(problem, f"leave these weights as they are: freeze='[{','.join([*frozen, *moving])}]'")
         if untrained:
             log.warning(
                 "attention=%s: no gradient reaches %s, so training does not change it.", name, ", ".join(untrained)

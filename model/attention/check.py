@@ -257,6 +257,8 @@ def weights_of(layer: MultiHeadAttention, x: Tensor, ctx: AttentionContext | Non
 def unreached(layer: MultiHeadAttention, x: Tensor) -> list[str]:
     """Return the names of the parameters that the gradient of a layer's output does not reach."""
     parameters = dict(layer.named_parameters())
+    if not parameters:
+        return []
     y, loss = with_loss(layer, x, None)
     gradients = torch.autograd.grad(y.sum() + loss, [*parameters.values()], allow_unused=True)
     return [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
