@@ -105,6 +105,9 @@ NAMES = {
         "max_source_length max_input_length max_train_seq_length model_max_length cutoff_len truncation"
     ),
     "model.head_size": "head_dim attn_dim_head dim_head d_head kv_channels",
+    "model.head_size: of queries, keys and values alike; docs/attention.md has a layer of your own": (
+        "qk_head_dim qk_dim d_qk key_dim kdim v_head_dim value_dim vdim"
+    ),
     "model.n_inner": "d_ff intermediate_size ffn_hidden_size ffn_dim ff_dim mlp_dim dim_feedforward",
     "model.n_inner: the width itself; when null 4 × model.n_embd, or for swiglu about 8/3 of it": (
         "ff_mult mlp_ratio multiple_of ffn_dim_multiplier expansion_factor expansion_ratio"
@@ -186,6 +189,13 @@ NAMES = {
     "attention: softmax1 lets a head attend to nothing, and sdpa+sink to a trained sink": """
         attn_softmax_off_by_one softmax_type attention_sinks sinks attn_num_mem_kv num_memory_tokens num_mem_kv
         head_learned_sink
+    """,
+    "attention: attention=k_eq_v has keys that are values": (
+        "share_kv_projections share_kv tie_kv kv_tied attention_k_eq_v use_k_eq_v"
+    ),
+    "attention: a layer shares no keys and values with others; attention=mla keeps few of its own": """
+        num_kv_shared_layers cross_layer_attention cross_layer_attention_interval kv_sharing use_cla yoco
+        kv_sharing_target_layer_name
     """,
     "attention: attention=sdpa+value_residual": "attn_value_residual value_residual",
     "attention: attention=sdpa+gate": "attn_gate_values attention_gate gate_values",
@@ -319,6 +329,12 @@ NAMES = {
     "model.dropout: 0.1 or 0.2 where a small text is learned by heart; there is no label smoothing": (
         "label_smoothing label_smoothing_factor label_smoothing_epsilon"
     ),
+    ": docs/library.md trains a small model on the logits of a larger one": """
+        teacher teacher_model teacher_path teacher_checkpoint teacher_ckpt teacher_model_name_or_path student
+        student_model distill distillation do_distill use_distillation knowledge_distillation distillation_loss
+        distillation_alpha distill_alpha distillation_temperature distill_temperature kd kd_alpha kd_ratio
+        kd_temperature kd_loss_weight
+    """,
     ": the loss and the batches are as they are; docs/library.md has a loop of your own": (
         "neftune_noise_alpha callbacks z_loss eod_mask_loss"
     ),
@@ -398,6 +414,7 @@ NAMES = {
         "devices n_gpu n_gpus num_gpus ngpus"
     ),
     "device: device=cpu": "no_cuda use_cpu cpu cpu_only force_cpu",
+    "device: a checkpoint has none, and is read wherever it was trained": "map_location",
     "device: on a CPU OMP_NUM_THREADS=2 before the command sets the threads": (
         "threads num_threads n_threads nthreads cpu_threads torch_threads omp_num_threads"
     ),
@@ -581,9 +598,16 @@ NAMES = {
     ": keys and values of earlier tokens are always kept": (
         "use_cache use_kv_cache kv_cache cache_implementation cache_config"
     ),
-    ": docs/interop.md has speculative decoding in Python": (
-        "assistant_model num_assistant_tokens prompt_lookup_num_tokens draft_model speculative_model"
-    ),
+    ": docs/interop.md has speculative decoding in Python": """
+        assistant_model num_assistant_tokens prompt_lookup_num_tokens draft_model speculative_model num_speculations
+        speculative_config speculative_tokens
+    """,
+    ": docs/library.md has a model of the first blocks, and a loss after each for early exit": """
+        exit_layer early_exit early_exit_layer early_exit_loss early_exit_loss_scale assistant_early_exit
+    """,
+    ": a prompt is read in one pass; docs/library.md has a cache, which takes it in pieces": """
+        n_batch n_ubatch prefill_chunk_size chunked_prefill enable_chunked_prefill prefill_step_size
+    """,
     "stop: ends a sample at a text; docs/library.md has the lines that keep tokens from being drawn": (
         "logit_bias sequence_bias bad_words bad_words_ids banned_tokens suppress_tokens begin_suppress_tokens"
     ),
