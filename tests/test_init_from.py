@@ -109,7 +109,13 @@ def test_a_run_says_whose_weights_it_begins_with_and_one_that_resumes_does_not(
         caplog.clear()
         with open_run(replace(other_text, init_from=where, run_dir=str(tmp_path / f"run{said}"))):
             pass
-        assert f"weights   begin as those of {where}{said}" in caplog.messages
+        assert f"weights   begin as those of {where}{said}, with model.dropout=0.1 (it has 0)" in caplog.messages
+    caplog.clear()
+    changed = replace(source.model.config, rope_theta=50, block_size=source.model.config.block_size * 2)
+    with open_run(replace(other_text, init_from=pretrained, model=changed, run_dir=str(tmp_path / "changed"))):
+        pass
+    assert f"model.block_size={changed.block_size} (it has {source.model.config.block_size})" in caplog.text
+    assert "model.rope_theta=50 (it has 10000)" in caplog.text
     again = replace(other_text, run_dir=str(tmp_path / "again"))
     stopped(replace(again, init_from=pretrained), 3)
     caplog.clear()
@@ -142,7 +148,7 @@ def test_a_command_names_the_tokenizer_of_the_weights_in_its_settings(pretrained
 
 def test_settings_that_python_leaves_out_are_answered_with_the_page_that_takes_those_of_the_run(pretrained, other_text):
     asked = replace(other_text, init_from=pretrained, model=GPTConfig())
-    with pytest.raises(SettingsError, match=r"n_layer=4 \(it has 2\).*; in Python, where settings that are left out"):
+    with pytest.raises(SettingsError, match=r"n_layer=4 \(it has 2\).*; in Python and in a sweep's variants, where"):
         train(asked)
     with pytest.raises(SettingsError) as typed:
         train(replace(asked, model=replace(open_checkpoint(pretrained).model.config, n_layer=3)))

@@ -66,6 +66,16 @@ def pretrained_config(where: str, *, has_run: bool = True) -> GPTConfig:
         return first_intact(find_checkpoints(where), lambda path: read_settings(path, has_run=has_run))
 
 
+def changes_from(where: str, model: GPTConfig) -> str:
+    """Return the settings of a run's model that init_from's has otherwise, as the end of a line."""
+    found = asdict(pretrained_config(where))
+    changed = {name: value for name, value in asdict(model).items() if value != found[name]}
+    told = [
+        f"model.{name}={format_value(value)} (it has {format_value(found[name])})" for name, value in changed.items()
+    ]
+    return f", with {', '.join(told)}" if told else ""
+
+
 def pretrained_meta(where: str | None) -> Meta | None:
     """Return what init_from's checkpoint says of itself; None for others' models."""
     if not where or name_of_theirs(where):

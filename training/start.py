@@ -67,7 +67,7 @@ from training.evaluation import first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, initial_seed, process_kept, seed_generators
 from training.optimizer import load_optimizer_state, optimizer_state
-from training.pretrained import open_pretrained, pretrained_meta
+from training.pretrained import changes_from, open_pretrained, pretrained_meta
 from training.run import Run, rank_batch_size, steps_to_take
 from training.threads import is_fork, threads_of_run
 from training.wandb import check_key
@@ -184,7 +184,12 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         begun_with = copy_pretrained(model) if ranks.is_first else None
         if config.init_from and not saved:
             step = f", step {before.progress.step:,}" if before and before.progress.step else ""
-            log.info("weights   begin as those of %s%s", config.init_from, step)
+            log.info(
+                "weights   begin as those of %s%s%s",
+                config.init_from,
+                step,
+                changes_from(config.init_from, config.model),
+            )
         if saved and ranks.is_first:
             with readable(saved.path):
                 load_weights(model, load_file(saved.path / WEIGHTS))
