@@ -72,9 +72,12 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: 
     model = checkpoint.model
     kind = to_huggingface(model, unfinished, checkpoint.tokenizer.eot_token, getattr(torch, dtype) if dtype else None)
     save_tokenizer_json(checkpoint.tokenizer, unfinished, model.config.block_size)
+    progress = checkpoint.meta.progress
     card = model_card(
         card_sample(checkpoint),
-        checkpoint.meta.progress.metrics,
+        progress.metrics,
+        step=progress.step,
+        earlier_settings=progress.earlier_settings,
         name=folder.name,
         kind=kind,
         needed=version_needed(model),

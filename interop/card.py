@@ -12,11 +12,11 @@ tags: [tinygpt]
 
 # {name}
 
-A {kind} of {parameters:,} parameters for texts of up to {block_size:,} tokens, trained with tinygpt:
+A {kind} of {parameters:,} parameters for texts of up to {block_size:,} tokens, {origin}:
 
     {command}
 
-{figures}
+{steps}{figures}
 
 ## Use
 
@@ -45,12 +45,25 @@ def tokenizer_loader(kind: str) -> str:
     return "PreTrainedTokenizerFast" if kind == "Qwen2ForCausalLM" else "AutoTokenizer"
 
 
-def model_card(sample: str, figures: dict[str, float], block_size: int, kind: str, **values: object) -> str:
+def model_card(
+    sample: str,
+    figures: dict[str, float],
+    block_size: int,
+    kind: str,
+    step: int = 0,
+    earlier_settings: str | None = None,
+    **values: object,
+) -> str:
     """Return the model card.
 
-    figures: the metrics of the latest evaluation. kind: the name of the model's class.
+    figures: the metrics of the latest evaluation. kind: the name of the model's class. step: that of the weights, 0 for
+    those that no step of the command has trained, as of an import. earlier_settings: those of a resumed run.
     values: the other fields of CARD.
     """
+    origin = "trained with tinygpt" if step else "with these settings of tinygpt, and no step of training by them"
+    steps = f"Its weights are those of step {step:,}. " if step else ""
+    if earlier_settings:  # the command alone would train another model
+        steps += f"The run was resumed, and had before: {earlier_settings}. "
     measured = "It was not evaluated."
     if "val_bpb" in figures:
         error = f" ± {figures['val_bpb_stderr']:.4f}" if "val_bpb_stderr" in figures else ""
@@ -59,4 +72,5 @@ def model_card(sample: str, figures: dict[str, float], block_size: int, kind: st
     block = "\n".join(f"    {line}" for line in re.split("\r\n|\r|\n", sample))
     new_tokens = min(200, block_size - 1)  # beside the <|endoftext|>
     texts = {"sample": block, "figures": measured, "kind": kind, "loader": tokenizer_loader(kind)}
+    texts |= {"origin": origin, "steps": steps}
     return CARD.format(block_size=block_size, new=new_tokens, **texts, **values)

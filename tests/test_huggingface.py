@@ -543,7 +543,7 @@ def test_the_card_of_a_folder_has_settings_figures_a_sample_and_code_that_runs(t
         data=DataConfig(path="/home/me/my.txt"),
     )
     one = load_checkpoint(folder)
-    progress = Progress(metrics=figures)
+    progress = Progress(metrics=figures, step=6, earlier_settings="max_steps=3 until step 3")
     save_checkpoint(tmp_path / "told", model=one.model, tokenizer=one.tokenizer, config=config, progress=progress)
     monkeypatch.chdir(tmp_path)
     export(ExportConfig(checkpoint="told", to="mine"))
@@ -552,6 +552,8 @@ def test_the_card_of_a_folder_has_settings_figures_a_sample_and_code_that_runs(t
         card.startswith("---\nlibrary_name: transformers\n") and "\n# mine\n" in card and "Qwen3ForCausalLM of " in card
     )
     assert "held-out text: 1.7500 ± 0.0625 bits/byte, 2.5000 nats/token" in card and "/home/me" not in card
+    assert "trained with tinygpt:" in card and "\nIts weights are those of step 6. The run was resumed, and had" in card
+    assert "before: max_steps=3 until step 3. On held-out" in card
     (command,) = (line.strip() for line in card.splitlines() if line.startswith("    python train.py"))
     typed = dict(argument.split("=", 1) for argument in shlex.split(command)[2:])
     assert typed["max_steps"] == "7" and typed["data.source"] == "files" and typed["model.n_embd"] == "32"
@@ -567,7 +569,8 @@ def test_the_card_of_a_folder_has_settings_figures_a_sample_and_code_that_runs(t
 def test_the_card_of_a_model_that_was_not_evaluated_or_cannot_write_says_so(tmp_path):
     save(tmp_path / "step_1")
     export(ExportConfig(checkpoint=str(tmp_path / "step_1"), to=str(tmp_path / "out")))
-    assert "It was not evaluated." in (tmp_path / "out/README.md").read_text()
+    card = (tmp_path / "out/README.md").read_text()
+    assert "\nIt was not evaluated." in card and "no step of training by them:" in card and "trained with" not in card
     big = load_checkpoint(tmp_path / "step_1")
     big.model.blocks[0].mlp.down_proj.weight.data.fill_(1e38)
     save_checkpoint(
