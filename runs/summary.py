@@ -139,19 +139,28 @@ def sentence_of(error: BaseException) -> str:
 def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
     """Write job.json, or return the objective of the folder's run if it is finished."""
     overrides = overrides_of_job(overrides)
-    record = read_job(folder)
     summary = read_summary(folder)
-    if summary or has_checkpoints(folder):
-        if record is None or sorted(overrides_of_job(record.overrides)) != sorted(overrides):
-            before = f"`{' '.join(record.overrides)}`" if record else "unknown settings (no job.json)"
-            remedy = "remove it, or give the sweep another folder by hydra.sweep.dir=FOLDER"
-            raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`", remedy)
-        if summary and summary.status == "finished":
-            loss = "none" if summary.val_loss is None else summary.val_loss
-            log.info("job %d is finished already: validation loss %s", number, loss)
-            return summary.objective
+    refuse_other_run(folder, overrides)
+    if summary and summary.status == "finished":
+        loss = "none" if summary.val_loss is None else summary.val_loss
+        log.info("job %d is finished already: validation loss %s", number, loss)
+        return summary.objective
     write_job(folder, JobRecord(number, overrides))
     return None
+
+
+def refuse_other_run(folder: Path, overrides: list[str]) -> None:
+    """Raise SettingsError if a job's folder holds a run of other overrides."""
+    overrides = overrides_of_job(overrides)
+    record = read_job(folder)
+    is_same = record and sorted(overrides_of_job(record.overrides)) == sorted(overrides)
+    if not is_same and (read_summary(folder) or has_checkpoints(folder)):
+        before = f"`{' '.join(record.overrides)}`" if record else "unknown settings (no job.json)"
+        remedy = (
+            "give the sweep another folder by hydra.sweep.dir=FOLDER, or remove that run; "
+            "jobs keep their numbers if further values are those of the setting that is typed first"
+        )
+        raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`", remedy)
 
 
 def overrides_of_job(overrides: list[str]) -> list[str]:

@@ -36,7 +36,7 @@ from common.settings import TEXT_KINDS, setting_hints
 from common.text import flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
 from runs.directory import lock_run, settings_of_result, trained_settings, written_settings
 from runs.origin import PROJECT_HASH
-from runs.summary import fail_job, overrides_of_job, read_job, read_summary
+from runs.summary import fail_job, overrides_of_job, read_job, read_summary, refuse_other_run
 from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once, register_resolver
 from sweeps.leaderboard import shown, write_leaderboard
@@ -154,6 +154,9 @@ class Grid(Sweeper):
         planned = dict(zip(map(tuple, jobs), configs, strict=True))
         jobs = self.distinct(jobs, configs)
         self.refuse_other_code(configs)
+        if not self.config.dry_run:  # which writes nothing
+            for number, job in enumerate(jobs):
+                refuse_other_run(self.folder / str(number), [*job])
         self.tell_other_settings(jobs, planned)
         if os.environ.get("RANK", "0") == "0":
             print(f"sweep     {plural(len(jobs), 'job')}", flush=True)

@@ -603,6 +603,18 @@ def test_a_variant_that_cannot_run_is_told_before_any_run(sweeper, variants, sai
 
 
 @pytest.mark.slow
+def test_a_sweep_that_would_number_its_earlier_jobs_otherwise_is_refused_before_it_trains(tmp_path):
+    """The seed is typed last, so a third one moves all jobs behind the first two."""
+    shared = tiny(tmp_path, max_steps=1)
+    (tmp_path / "s/2").mkdir(parents=True)
+    begin_job(tmp_path / "s/2", 2, [*shared, "optimizer.lr=0.02", "seed=1"])
+    put_summary(tmp_path / "s/2", status="finished")
+    said = refusal(*shared, "optimizer.lr=0.01,0.02", "seed=1,2,3", "hydra.sweep.dir=s", cwd=tmp_path)
+    assert "s/2 holds a run of" in said and "seed=3`: give the sweep another folder by hydra.sweep.dir=" in said
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["2"]
+
+
+@pytest.mark.slow
 def test_a_runs_folder_is_refused_as_a_sweeps(tmp_path):
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     said = refusal("seed=1,2", "hydra.sweep.dir=run", cwd=tmp_path)
@@ -1053,7 +1065,7 @@ def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderbo
     assert [row[:4] for row in tables[0]] == [row[:4] for row in tables[1]]
     assert not list((tmp_path / "cut").rglob(".hydra"))
     other = run_here(*overrides, "model.vocab_size=300,400", "seed=5", "hydra.sweep.dir=cut", cwd=tmp_path)
-    assert "cut/0 holds a run of `optimizer=muon" in other.stdout and other.returncode == 1
+    assert "cut/0 holds a run of `optimizer=muon" in other.stderr and other.returncode == 1
 
 
 def without_clock(rows: list[dict]) -> list[dict]:
