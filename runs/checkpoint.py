@@ -38,6 +38,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.surgery import uncompiled
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
+from runs.directory import TABLE
 from runs.plugins import find_code, other_code
 
 T = TypeVar("T")
@@ -231,6 +232,9 @@ def read_meta(path: Path) -> Meta:
     if not (path / "meta.json").is_file():
         fault = "is not a checkpoint (it has no meta.json)"
         remedy = "give a run directory or a checkpoint; export.py import_from= makes one"
+        if (path / TABLE).is_file():
+            fault = "is a folder of several runs"
+            remedy = f"give one of them: the column job of {path / TABLE} names them, the best row first"
         if path.is_file():
             fault = "is a file"
             remedy = f"give a run directory or a checkpoint; {PICKLED}"

@@ -20,6 +20,7 @@ from common.files import locked, pointed, user_path
 from common.text import flat
 
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
+TABLE = "leaderboard.csv"  # of a folder of runs
 LOGS = ("metrics.jsonl", "report.jsonl", "train.log")
 
 # Settings of one invocation, which a resumed run does not inherit.

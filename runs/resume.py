@@ -26,7 +26,7 @@ from runs.checkpoint import (
     step_in_name,
     verify_checkpoint,
 )
-from runs.directory import LOGS, OF_THIS_INVOCATION, open_log, plain_file
+from runs.directory import LOGS, OF_THIS_INVOCATION, TABLE, open_log, plain_file
 from runs.metrics import read_row
 from runs.origin import PROJECT_HASH
 from runs.summary import read_summary
@@ -120,7 +120,7 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
     with reading("resume", where):
         if not (run / "checkpoints").is_dir():
             problem = f"resume={where} holds no run (no folder checkpoints)"
-            raise SettingsError(problem, way_back(run) or way_on(run) or NO_RUN)
+            raise SettingsError(problem, way_back(run) or way_on(run) or way_of_sweep(run) or NO_RUN)
     return run
 
 
@@ -153,6 +153,14 @@ def way_on(path: Path) -> str:
     step = run / "checkpoints" / f"step_{read_meta(path).progress.step}"
     moved = f"mkdir -p {shlex.quote(str(step.parent))} && mv {shlex.quote(str(path))} {shlex.quote(str(step))}"
     return f"{hydra_quoted('resume', run)} data.path=TEXT goes on from it after {moved}"
+
+
+def way_of_sweep(path: Path) -> str:
+    """Return how a sweep goes on, or one of its runs, "" if `path` is no sweep's folder."""
+    if not (path / TABLE).is_file():
+        return ""
+    folder = hydra_quoted("hydra.sweep.dir", path)
+    return f"{folder} beside the command of this sweep goes on with it, and resume= with a run in it"
 
 
 def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = log.debug) -> T:

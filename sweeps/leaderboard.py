@@ -23,7 +23,7 @@ from common.files import is_locked, replace_text
 from common.text import duration, flat, plural, si, visible
 from pages.kit import fill_page
 from pages.runs import RECORD, describe_run, headline, longest_curves
-from runs.directory import settings_of_result, trained_settings, written_settings
+from runs.directory import TABLE, settings_of_result, trained_settings, written_settings
 from runs.metrics import is_number, read_metrics
 from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
@@ -375,7 +375,7 @@ def write_leaderboard(sweep: Path) -> str:
         return ""
     table = markdown(jobs)
     page = leaderboard_page(sweep, jobs)
-    for name, text in {"leaderboard.csv": comma_separated(jobs), "leaderboard.md": table, PAGE: page}.items():
+    for name, text in {TABLE: comma_separated(jobs), "leaderboard.md": table, PAGE: page}.items():
         try:
             replace_text(sweep / name, text)
         except OSError as error:

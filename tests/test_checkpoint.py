@@ -161,7 +161,9 @@ def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monke
         "openai-community/gpt2": "does not exist: .*; export.py import_from= makes one",
         str(tmp_path): "is not a checkpoint",
         str(tmp_path / "outputs/begun/3"): "has no checkpoint, for it ended before its first one or they were removed",
+        str(tmp_path / "multirun/day"): r"is a folder of several runs: .* job of \S*day.leaderboard.csv names",
     }
+    (tmp_path / "multirun/day/leaderboard.csv").touch()
     for where, said in nothings.items():
         with pytest.raises(CheckpointError, match=f"checkpoint={where} {said}"):
             open_checkpoint(where)

@@ -181,6 +181,9 @@ def test_a_checkpoint_within_a_run_is_answered_with_the_way_back_to_it(config, t
     assert_same_run(tmp_path / "whole", config.run_dir)
     with pytest.raises(SettingsError, match="holds no run .*: give a run's directory, or auto"):
         find_run(str(tmp_path), None)
+    (tmp_path / "leaderboard.csv").touch()
+    with pytest.raises(SettingsError, match=rf": hydra.sweep.dir={tmp_path} beside the command of this sweep goes on"):
+        find_run(str(tmp_path), None)
 
 
 @pytest.mark.slow
