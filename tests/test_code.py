@@ -530,9 +530,9 @@ def test_an_own_layer_whose_weights_cannot_be_known_is_refused_before_it_trains(
     """It passed the check, and ended a run in a traceback of the maps at the first evaluation."""
     (tmp_path / "own.py").write_text(OWN_VALUES)
     run_code(str(tmp_path / "own.py"))
-    try_code(TrainConfig(model=GPTConfig(attention="of_keys_before")))
+    try_code(TrainConfig(model=GPTConfig(attention="of_keys_before")), Ranks())
     with pytest.raises(SettingsError, match="of_keys sums up other values than call.v, .* change values before"):
-        try_code(TrainConfig(model=GPTConfig(attention="of_keys")))
+        try_code(TrainConfig(model=GPTConfig(attention="of_keys")), Ranks())
 
 
 @pytest.mark.slow
