@@ -371,6 +371,10 @@ def write_leaderboard(sweep: Path) -> str:
     Without jobs it is empty.
     """
     jobs = read_jobs(sweep)
+    lost = [path.name for path in sorted(sweep.glob("*")) if path.is_symlink() and not path.exists()]
+    if lost:
+        names = visible(", ".join(lost))
+        log.warning("%s has links that lead to nothing here (%s): cp -rL copies the runs behind links.", sweep, names)
     if not jobs:
         return ""
     table = markdown(jobs)

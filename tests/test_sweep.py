@@ -420,6 +420,14 @@ def test_the_command_for_a_folder_ends_in_one_line_for_a_mistake(tmp_path, monke
         assert told.startswith(said) and told.count("\n") == 1, told
 
 
+def test_runs_behind_a_link_that_leads_to_nothing_are_told(tmp_path, caplog):
+    """As where a folder of links, the table of several sweeps, was copied to another machine alone."""
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all/first").symlink_to(tmp_path / "gone")
+    assert not write_leaderboard(tmp_path / "all")
+    assert "all has links that lead to nothing here (first): cp -rL copies" in caplog.text
+
+
 @pytest.mark.parametrize("is_its_cause", [False, True])
 def test_a_failed_jobs_exception_does_not_keep_its_model_alive(is_its_cause):
     class Model:
