@@ -491,7 +491,7 @@ def test_a_sweep_shows_seeds_as_their_mean_the_best_first_and_failures_apart(swe
     """
     found = browse(sweep, PRESS + script)
     assert found["ranked"] == ["1.2500", "1.3750", "1.5000", "1.6250", "9.0000"]  # means of two, and what is under way
-    assert found["key"].startswith("1.2500") and "attention=sdpa  optimizer.lr=0.1  2 seeds" in found["key"]
+    assert found["key"].startswith("1.2500") and "attention=sdpa  optimizer.lr=0.1, 2 seeds" in found["key"]
     assert found["failed"].endswith("8 attention=delta  optimizer.lr=0.5  seed=0a reason")
     assert found["links"] == ["./0/report.html", "./6/report.html", "./3/report.html"]
     assert "from 1 to 1.5" in found["read"] and found["sorted"] == sorted(found["sorted"])
