@@ -167,18 +167,21 @@ def prepared_bytes(data: DataConfig, name: str) -> int:
     return (tokens_root(data) / name / "train.bin").stat().st_size
 
 
-def learned_share(data: DataConfig, name: str, tokens: np.ndarray, tokenizer: Encoding) -> float:
-    """Return the share of a text, tokens (N,), that a training text of the cache has too.
+def learned_share(data: DataConfig, names: Iterable[str], tokens: np.ndarray, tokenizer: Encoding) -> float:
+    """Return the share of a text, tokens (N,), that training texts of the cache have too.
 
-    It is 0 if that is not there or has another tokenizer's tokens, or if either has more than MOST_LEARNED.
+    A text that is not there, has another tokenizer's tokens or more than MOST_LEARNED does not count. The share is 0 if
+    `tokens` are more.
     """
-    learned = None
-    with suppress(SettingsError, OSError):  # a note ends nothing
-        if len(tokens) <= MOST_LEARNED and prepared_bytes(data, name) <= 4 * MOST_LEARNED:
-            learned = prepared(data, name)
-    if learned is None or len(learned.train) > MOST_LEARNED or not same_tokens(learned.tokenizer, tokenizer):
+    texts = []
+    for name in names if len(tokens) <= MOST_LEARNED else ():
+        with suppress(SettingsError, OSError):  # a note ends nothing
+            learned = prepared(data, name) if prepared_bytes(data, name) <= 4 * MOST_LEARNED else None
+            if learned and len(learned.train) <= MOST_LEARNED and same_tokens(learned.tokenizer, tokenizer):
+                texts.append(np.asarray(learned.train[:]))
+    if not texts:
         return 0.0
-    return overlap(learned.train, tokens, tokenizer.eot_token, passage_length(tokenizer))
+    return overlap(np.concatenate(texts), tokens, tokenizer.eot_token, passage_length(tokenizer))
 
 
 def map_folder(folder: Path, encoding: Encoding | None, text: str, *, document_mask: bool) -> TokenDataset:

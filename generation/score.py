@@ -219,7 +219,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
     # A run's own validation split was compared with its text when that was prepared.
     own = None if text.is_given else owner.meta.data
     for checkpoint, ids in zip(checkpoints, tokens, strict=True):
-        share = share_learned_by(checkpoint, ids) if checkpoint.meta.data != own else 0
+        share = share_learned_by(checkpoint, ids, own)
         if share >= TOLD_SHARE:
             notes.append(f"{share:.0%} of this text is in the text that {checkpoint.path} has learned")
     return Text(description, tokens, notes)
@@ -241,10 +241,14 @@ def text_source(text: TextConfig, checkpoint: Checkpoint) -> Source:
     )
 
 
-def share_learned_by(checkpoint: Checkpoint, tokens: np.ndarray) -> float:
-    """Return the share of a text, tokens (N,), that a checkpoint's run has learned, or 0."""
+def share_learned_by(checkpoint: Checkpoint, tokens: np.ndarray, own: str | None) -> float:
+    """Return the share of a text, tokens (N,), that a checkpoint's weights have learned, or 0.
+
+    own: the fingerprint of a text whose held-out part it is, which does not count.
+    """
+    others = [text for text in checkpoint.meta.texts if text != own]
     with suppress(SettingsError):
-        return learned_share(data_config(checkpoint), checkpoint.meta.data, tokens, checkpoint.tokenizer)
+        return learned_share(data_config(checkpoint), others, tokens, checkpoint.tokenizer)
     return 0.0
 
 

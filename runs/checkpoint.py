@@ -82,6 +82,8 @@ class Progress:
     wandb_id: str | None = None
     begun_with: str | None = None
     """The hash of the weights that init_from brought."""
+    learned: list[str] = field(default_factory=list)
+    """The fingerprints of texts that the weights learned before the run's own, also by runs that init_from named."""
     earlier_settings: str | None = None
     """Settings and code that earlier steps had and later ones have not, after resumes."""
 
@@ -137,6 +139,11 @@ class Meta:
     """Sizes of the run's logs, in bytes."""
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Size and checksum of the other files."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The fingerprints of all texts that the weights have learned, the latest first."""
+        return [*dict.fromkeys(filter(None, [self.data, *self.progress.learned]))]
 
 
 @dataclass

@@ -14,10 +14,13 @@ from conftest import random_gpt, run_here, some
 from test_resume import assert_same_run, stopped
 
 from cli.composition import compose_settings, register_inherited
+from cli.eval import score_checkpoints
 from cli.with_torch import inherited_settings
 from common.errors import SettingsError
 from data.config import TokenizerConfig
+from data.prepare import prepared
 from data.tokenizer import make_tokenizer
+from generation.config import EvalConfig, TextConfig
 from model.attention import FORMS
 from model.attention.contract import from_weights
 from model.config import GPTConfig
@@ -442,3 +445,52 @@ def test_a_text_that_grew_and_holds_out_what_was_learned_before_is_told(train_co
     caplog.clear()
     train(replace(config, resume=config.run_dir, max_steps=4))
     assert "learned before" not in caplog.text
+
+
+@pytest.mark.slow
+def test_what_the_runs_before_learned_is_told_of_held_out_and_scored_texts(train_config, tmp_path, caplog, capsys):
+    """By init_from, also of a run that began so, and by a resume with another text.
+
+    The share is that of the documents as they were written: each is shorter than a passage.
+    """
+    for name in "ab":
+        texts = ["".join(f"{name}{number}.{word} " for word in range(3 + number * 7 % 17)) for number in range(300)]
+        (tmp_path / f"{name}.txt").write_text("<|endoftext|>".join(texts))
+    train_config = replace(train_config, max_steps=1, eval_interval=1, sample_tokens=0)
+
+    def learn(name: str, text: str, val_fraction: float = 0.1, **changes) -> str:
+        data = replace(train_config.data, path=str(tmp_path / text), val_fraction=val_fraction)
+        config = replace(train_config, data=data, run_dir=str(tmp_path / name), **changes)
+        train(config)
+        return config.run_dir
+
+    def documents(run: str, split: str) -> list[str]:
+        checkpoint = open_checkpoint(run)
+        data = prepared(TrainConfig(**checkpoint.meta.config).data, checkpoint.meta.data)
+        return [*filter(None, data.tokenizer.decode(getattr(data, split)[:].tolist()).split("<|endoftext|>"))]
+
+    def note(run: str, **asked) -> list[str]:
+        capsys.readouterr()
+        score_checkpoints(EvalConfig(checkpoint=run, **asked))
+        return re.findall(
+            r"(?m)^note +(\d+)% of this text is in the text that .* has learned$", capsys.readouterr().out
+        )
+
+    # Another part of the first text is held out two runs later.
+    first = learn("first", "a.txt")
+    second = learn("second", "b.txt", init_from=first)
+    assert "learned before" not in caplog.text
+    third = learn("third", "a.txt", 0.3, init_from=second)
+    learned, held = documents(first, "train"), documents(third, "val")
+    share = sum(map(len, {*held} & {*learned})) / sum(map(len, held))
+    assert 0.3 < share < 0.9, "the case"
+    assert f"{share:.0%} of what is held out is in the text that the model has learned before" in caplog.text
+    assert note(third) == [f"{100 * share:.0f}"]
+    # A text that is given was learned by the run before, and a run's own split never.
+    whole = TextConfig(path=str(tmp_path / "a.txt"))  # a passage may end in the beginning of a document held out
+    of_all = 100 * sum(map(len, learned)) / sum(map(len, learned + documents(first, "val")))
+    assert [*map(float, note(second, data=whole))] == pytest.approx([of_all], abs=2)
+    assert note(first) == note(second) == []
+    # A run that goes on with another text has learned both.
+    learn("first", "b.txt", resume=first, max_steps=2, allow_changes=True)
+    assert [*map(float, note(first, data=whole))] == pytest.approx([of_all], abs=2)

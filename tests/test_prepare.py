@@ -874,9 +874,9 @@ def test_the_share_of_a_grown_text_that_was_learned_before_is_that_of_its_docume
     wanted = sum(map(len, learned)) / sum(map(len, held_out))
     assert wanted > 0.1, "the case"
     data = DataConfig(cache_dir=str(tmp_path / "cache"))
-    share = prepare.learned_share(data, first.fingerprint, np.asarray(grown.val[:]), grown.tokenizer)
+    share = prepare.learned_share(data, [first.fingerprint], np.asarray(grown.val[:]), grown.tokenizer)
     assert share == pytest.approx(wanted, abs=1e-9)
     # What is not known is nothing.
-    assert prepare.learned_share(data, "text-0123456789abcdef", np.asarray(grown.val[:]), grown.tokenizer) == 0
+    assert prepare.learned_share(data, ["text-0123456789abcdef"], np.asarray(grown.val[:]), grown.tokenizer) == 0
     with mock.patch.object(prepare, "MOST_LEARNED", 100):
-        assert prepare.learned_share(data, first.fingerprint, np.asarray(grown.val[:]), grown.tokenizer) == 0
+        assert prepare.learned_share(data, [first.fingerprint], np.asarray(grown.val[:]), grown.tokenizer) == 0

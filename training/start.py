@@ -171,7 +171,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
             saved = Saved(saved.path, replace(saved.meta, data=data.fingerprint))
     before = saved.meta if saved else pretrained_meta(config.init_from)
     if ranks.is_first:
-        tell_learned(config, data, before.data if before else "")
+        tell_learned(config, data, before.texts if before else [])
     config = with_vocabulary(config, data.vocab_size)
     refuse_too_large(config, device, ranks)
 
@@ -210,16 +210,18 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     signals = Signals(passed_on=ranks.launched)
     run = Run(config, device, precision, data, model, training_loss, ranks, compiled, own_tokenizer, signals)
     run.progress.begun_with = begun_with
+    run.progress.learned = before.texts if before else []
     if saved:
         restore(run, saved)
         check_end(run)
     return run
 
 
-def tell_learned(config: TrainConfig, data: Dataset, before: str) -> None:
+def tell_learned(config: TrainConfig, data: Dataset, before: Sequence[str]) -> None:
     """Tell which share of what is held out the model has learned before, from other tokens."""
-    if isinstance(data, TokenDataset) and before not in ("", data.fingerprint):
-        share = learned_share(config.data, before, np.asarray(data.val[:]), data.tokenizer)
+    others = [text for text in before if text != data.fingerprint]
+    if isinstance(data, TokenDataset) and others:
+        share = learned_share(config.data, others, np.asarray(data.val[:]), data.tokenizer)
         if share >= TOLD_SHARE:
             fact = f"{share:.0%} of what is held out is in the text that the model has learned before"
             log.warning("%s: data.val_path= holds out another one.", fact)
@@ -308,6 +310,7 @@ def restore(run: Run, saved: Saved) -> None:
     if isinstance(run.data, TokenDataset):
         run.data = replace(run.data, ahead=run.progress.ahead)
     if meta.data != run.data.fingerprint:
+        run.progress.learned = meta.texts
         # Figures of another text do not compare, and a finished run has none of this one.
         run.progress.metrics = {}
         run.progress.best_loss = None
