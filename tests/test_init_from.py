@@ -17,7 +17,7 @@ from cli.composition import compose_settings, register_inherited
 from cli.eval import score_checkpoints
 from cli.with_torch import inherited_settings
 from common.errors import SettingsError
-from data.config import TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepared
 from data.tokenizer import make_tokenizer
 from generation.config import EvalConfig, TextConfig
@@ -25,13 +25,13 @@ from model.attention import FORMS
 from model.attention.contract import from_weights
 from model.config import GPTConfig
 from model.size import count_parameters
-from runs.checkpoint import Progress, load_checkpoint, open_checkpoint, save_checkpoint
+from runs.checkpoint import Meta, Progress, load_checkpoint, open_checkpoint, save_checkpoint
 from runs.summary import read_summary
 from train import train, train_step
-from training.config import TrainConfig
+from training.config import OptimizerConfig, TrainConfig
 from training.plan import plan_run
 from training.pretrained import copy_weights, has_plain_weights, inherit, pretrained_config
-from training.start import open_run
+from training.start import open_data, open_run, tell_left_out, tell_same_windows
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -494,3 +494,65 @@ def test_what_the_runs_before_learned_is_told_of_held_out_and_scored_texts(train
     # A run that goes on with another text has learned both.
     learn("first", "b.txt", resume=first, max_steps=2, allow_changes=True)
     assert [*map(float, note(first, data=whole))] == pytest.approx([of_all], abs=2)
+
+
+def test_settings_that_init_from_leaves_are_told_where_they_were_others(caplog):
+    def told(its: TrainConfig, ours: TrainConfig) -> list[str]:
+        caplog.clear()
+        tell_left_out(replace(ours, init_from="runs/a"), Meta(asdict(its)))
+        return caplog.messages
+
+    def run(optimizer: str = "muon", **data) -> TrainConfig:
+        return TrainConfig(data=DataConfig(**data), optimizer=OptimizerConfig(name=optimizer))
+
+    begins = "init_from=runs/a brings its model and tokenizer alone: it was trained with "
+    assert told(run("adamw", path="my notes.txt"), run()) == [
+        f"{begins}'data.path=my notes.txt' optimizer=adamw, and this run has data=stdlib optimizer=muon."
+    ]
+    assert told(run(source="tales", document_mask=True), run(path="more.txt")) == [
+        f"{begins}data.document_mask=true, and this run has data.document_mask=false."
+    ]
+    names = run(path="names.txt", separator=r"\n")
+    assert told(names, run(path="more.txt")) == [
+        rf"{begins}'data.separator=\n', and this run has 'data.separator=<|endoftext|>'."
+    ]
+    # What was given is meant, and a text that is never divided has no separator.
+    assert told(names, run(path="more.txt", separator="---")) == []
+    assert told(run(), run("adamw", path="more.txt", separator=r"\n")) == []
+    assert told(names, run(source="shakespeare")) == []
+
+
+@pytest.mark.parametrize("task", [False, True])
+def test_windows_that_the_run_before_has_learned_are_told_if_they_come_again(train_config, text_file, caplog, task):
+    """The seed draws them. A run that has read the whole text has learned all."""
+    if task:
+        train_config.data = DataConfig(source="copy")
+    config = replace(train_config, init_from="runs/a")
+    first = open_data(train_config, None)
+    again = open_data(config, make_tokenizer(config.tokenizer, []))
+    assert task or first.fingerprint != again.fingerprint, "the tokens are prepared once more"
+
+    def windows(data, steps: int) -> list[bytes]:
+        return [window.tobytes() for step in range(steps) for window in data.train_batch(step, 0, 8).inputs]
+
+    def told(steps: int = 3, **changes) -> bool:
+        caplog.clear()
+        before = Meta(asdict(config) | changes, Progress(step=steps), data=first.fingerprint)
+        tell_same_windows(config, again, before)
+        return caplog.messages == [
+            "seed=1 draws the windows that runs/a has learned, once more: "
+            "resume= with a larger max_steps goes on to others, and another seed draws anew."
+        ]
+
+    assert windows(first, 3) == windows(again, 3)
+    assert told()
+    assert not told(steps=0)
+    assert windows(replace(first, seed=2), 3) != windows(again, 3)
+    assert not told(seed=2)
+    assert not told(model=asdict(config.model) | {"block_size": 8})
+    if task:  # a step's are drawn together
+        assert windows(replace(first, batch_size=4), 3)[:8] != windows(again, 3)[:8]
+    assert told(batch_size=4) is not task
+    if not task:
+        epoch = len(first.train) // 16 - 1
+        assert told(steps=(epoch - 1) // 8) and not told(steps=epoch // 8 + 1)

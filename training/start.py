@@ -4,10 +4,11 @@ import logging
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
@@ -26,7 +27,8 @@ from common.files import largest_file, os_errors_named, replace_text, user_path
 from common.settings import from_arguments
 from common.text import flat, si
 from data.batches import Dataset, TokenDataset
-from data.prepare import TOLD_SHARE, learned_share, prepare, tokens_hash
+from data.config import DIVISIBLE
+from data.prepare import TOLD_SHARE, learned_share, prepare, prepared, tokens_hash
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer, same_tokens
@@ -38,7 +40,7 @@ from model.loss import chunk_loss_and_gradient
 from model.modes import eval_mode
 from model.size import count_weights, flops_per_token, without_weights
 from model.weights import load_weights, plain_weights
-from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, readable
+from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
 from runs.directory import lock_run, log_to, make_run_directory, settings_of_result, written_settings
 from runs.origin import PROJECT_HASH
 from runs.plugins import keep_code, run_code
@@ -78,6 +80,8 @@ COMPILE_MINUTES = 5
 CORE_SPEED = 50e9
 """FLOP/s of a thread in training, of recent processors, by which the length of a run is estimated."""
 PLACES = {"data.path", "data.val_path", "code", "init_from"}  # which may differ from machine to machine
+LEFT_OUT = ("data.source", "data.separator", "data.document_mask", "optimizer.name")
+"""Settings of a run, apart from its rates, on which the meaning of its weights depends, and which init_from leaves."""
 FEWEST_IDS = 257  # a tokenizer has at least the bytes and <|endoftext|>
 WRITABLE = "choose a folder on a disk with room that you may write to"
 COPY = "copy the run to a folder with room that you may write to, and resume the copy"
@@ -172,6 +176,9 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     before = saved.meta if saved else pretrained_meta(config.init_from)
     if ranks.is_first:
         tell_learned(config, data, before.texts if before else [])
+        if before and not saved:
+            tell_left_out(config, before)
+            tell_same_windows(config, data, before)
     config = with_vocabulary(config, data.vocab_size)
     refuse_too_large(config, device, ranks)
 
@@ -225,6 +232,53 @@ def tell_learned(config: TrainConfig, data: Dataset, before: Sequence[str]) -> N
         if share >= TOLD_SHARE:
             fact = f"{share:.0%} of what is held out is in the text that the model has learned before"
             log.warning("%s: data.val_path= holds out another one.", fact)
+
+
+def tell_left_out(config: TrainConfig, before: Meta) -> None:
+    """Tell of settings that init_from's run had, and for which this run has the defaults."""
+    its = flat(before.config)
+    ours = flat(asdict(config))
+    usual = flat(asdict(TrainConfig()))
+    names = [name for name in LEFT_OUT if name in its and its[name] != ours[name] == usual[name]]
+    if "data.source" in names:  # a text is another one as a whole
+        names = ["data.source", *(name for name in names if not name.startswith("data."))]
+    elif not {its.get("data.source"), ours["data.source"]} <= {*DIVISIBLE}:
+        names = [name for name in names if name != "data.separator"]
+    if names:
+        its_words, our_words = (" ".join(as_typed(name, values) for name in names) for values in (its, ours))
+        fact = f"init_from={config.init_from} brings its model and tokenizer alone"
+        log.warning("%s: it was trained with %s, and this run has %s.", fact, its_words, our_words)
+
+
+def as_typed(name: str, values: Mapping[str, Any]) -> str:
+    """Return a setting as a person types it; for data.source the path or the name of the text."""
+    if name == "data.source":
+        name = next((each for each in ("data.path", "data.name") if values.get(each)), name)
+    typed = {"data.source": "data", "optimizer.name": "optimizer"}.get(name, name)
+    return shlex.quote(f"{typed}={format_value(values[name])}")
+
+
+def tell_same_windows(config: TrainConfig, data: Dataset, before: Meta) -> None:
+    """Tell if a run begins with the windows that init_from's run has learned.
+
+    Not if that has read the whole text.
+    """
+    its = flat(before.config)
+    ours = flat(asdict(config))
+    alike = {name for name in ("seed", "batch_size", "model.block_size") if its.get(name) == ours[name]}
+    read = before.progress.step * its.get("batch_size", 0) + before.progress.ahead
+    if not read or not {"seed", "model.block_size"} <= alike:
+        return
+    if isinstance(data, TokenDataset):
+        # The tokens of a text are prepared once more for the tokenizer of given weights.
+        known = prepared(config.data, before.data)
+        is_whole = (read + 1) * config.model.block_size >= len(data.train)
+        if is_whole or known is None or tokens_hash(known.train) != tokens_hash(data.train):
+            return
+    elif before.data != data.fingerprint or "batch_size" not in alike:
+        return
+    fact = f"seed={config.seed} draws the windows that {config.init_from} has learned, once more"
+    log.warning("%s: resume= with a larger max_steps goes on to others, and another seed draws anew.", fact)
 
 
 def tell_idle(config: TrainConfig) -> None:
