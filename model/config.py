@@ -77,8 +77,8 @@ class AttentionConfig:
     rope_scaling_factor: float = 1.0
     """How many times the trained length the stretched positions reach."""
     rope_trained_length: int | None = None
-    """The trained length, by which yarn and llama3 tell slow planes.
-    block_size / rope_scaling_factor when null."""
+    """The trained length, by which yarn and llama3 tell slow planes. When null: that of the weights of
+    init_from, and for new ones block_size / rope_scaling_factor."""
     qk_norm: bool = True
     """RMS-normalise queries and keys per head, with learned weights, before RoPE."""
     qkv_bias: bool = False

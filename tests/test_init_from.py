@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 import re
 import shutil
 from dataclasses import asdict, replace
@@ -24,6 +25,7 @@ from generation.config import EvalConfig, TextConfig
 from model.attention import FORMS
 from model.attention.contract import from_weights
 from model.config import GPTConfig
+from model.rope import Rope
 from model.size import count_parameters
 from runs.checkpoint import Meta, Progress, load_checkpoint, open_checkpoint, save_checkpoint
 from runs.summary import read_summary
@@ -556,3 +558,30 @@ def test_windows_that_the_run_before_has_learned_are_told_if_they_come_again(tra
     if not task:
         epoch = len(first.train) // 16 - 1
         assert told(steps=(epoch - 1) // 8) and not told(steps=epoch // 8 + 1)
+
+
+def test_a_context_that_is_stretched_again_is_scaled_from_the_length_that_was_trained():
+    """YaRN's and Llama 3's formulas, of 64 texts' length; a longer block_size or factor says nothing of it."""
+
+    def slow_share(scaling: str, trained: int, channels: int = 32, theta: float = 10_000.0) -> list[float]:
+        turns = [trained * theta ** (-2 * i / channels) / (2 * math.pi) for i in range(channels // 2)]
+        if scaling == "llama3":
+            return [min(max((4 - turn) / 3, 0), 1) for turn in turns]
+        low, high = (channels * math.log(trained / (2 * math.pi * n)) / (2 * math.log(theta)) for n in (32, 1))
+        low, high = max(math.floor(low), 0), math.ceil(high)
+        return [min(max((i - low) / (high - low), 0), 1) for i in range(channels // 2)]
+
+    trained = GPTConfig(n_head=1, n_embd=32, block_size=64)
+    for scaling in ("yarn", "llama3"):
+        asked = dict(rope_scaling=scaling, block_size=128)
+        once = inherit(trained, replace(trained, **asked, rope_scaling_factor=8))
+        twice = inherit(once, replace(once, block_size=512))
+        lower = inherit(trained, replace(trained, **asked, rope_scaling_factor=2))
+        assert lower.rope_trained_length is None, "as it was written"
+        again = inherit(lower, replace(lower, block_size=1024, rope_scaling_factor=16))
+        for config in (once, twice, lower, again):
+            frequencies, _ = Rope.of(config, 32).frequencies()
+            plain = 10_000.0 ** (-torch.arange(0, 32, 2) / 32)
+            slow = torch.tensor(slow_share(scaling, 64))
+            assert torch.allclose(frequencies, plain * (1 - slow + slow / config.rope_scaling_factor), rtol=1e-5)
+        assert slow_share(scaling, 16) != slow_share(scaling, 64), "the case"

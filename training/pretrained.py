@@ -107,6 +107,12 @@ def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
         if "attention" in differing:
             remedy += "; docs/library.md adds to a trained model what has new weights"
         raise SettingsError(f"its model is not the one asked for: {', '.join(differing.values())}", remedy)
+    # yarn and llama3 tell slow planes by the length at which the weights were trained, not by that asked for.
+    factor = 1.0 if found.rope_scaling == "none" else found.rope_scaling_factor
+    trained = found.rope_trained_length or found.block_size / factor
+    is_scaled = settings["rope_scaling"] in ("yarn", "llama3") and settings["rope_trained_length"] is None
+    if is_scaled and settings["block_size"] / settings["rope_scaling_factor"] != trained:
+        settings["rope_trained_length"] = round(trained)
     return GPTConfig(**settings)
 
 
