@@ -97,6 +97,13 @@ HEADERS = re.compile(
 ENCODED_MAIL = re.compile(r"(?ims)\A(?:From |[a-z-]+: ).*?^content-transfer-encoding:\s*(?:base64|quoted-printable)")
 """A mail, or a mailbox, whose letters are not written as themselves."""
 
+COPY = re.compile(
+    r"(.+?)(?:\.~\d+)?~|#(.+)#|(.+)\.(?:bak|old|orig)|Copy of (.+)"
+    r"|(.+?)(?: \(.*conflicted copy.*\)|\.sync-conflict-[\w-]+| - Copy(?: \(\d+\))?| copy(?: \d+)?)((?:\.\w+)*)"
+)
+"""The name of a copy, as editors, desktops and programs that synchronise make one; its groups are its original's."""
+
+LOST = "U+FFFD in place of letters that another program lost"
 COMMAND = "docs/data.md has the command"
 WITH_PROMPTS = "jq -c '{text: (.prompt + .text)}' FILE > whole.jsonl"
 """The command that writes samples of sample.py with their prompts."""
@@ -256,6 +263,9 @@ class Source:
                 self._note(CODED if error.noun.startswith(NOT_UTF_8) else LEFT_OUT, 1, f"{file} ({error.noun})")
                 return
         self._note_format(file)
+        name = COPY.fullmatch(Path(file).name)
+        if name and str(Path(file).with_name("".join(filter(None, name.groups())))) in self.files:
+            self._note("Files whose names tell copies of others, which the model learns too", 1, file)
         # Read it: a text by its separators, records by the field of the text.
         if format == "text":
             if self.config.source == "files":
@@ -389,6 +399,7 @@ class Source:
                     f"\\r\\n at line ends in {field}, which the model learns": "\r\n" in text,
                     f"byte order marks in {field}, which the model learns": MARK in text,
                     f"NULs in {field}, which the model learns": "\0" in text,
+                    f"{LOST} in {field}, which the model learns": "\ufffd" in text and not replaced,
                     f"\\n in two letters in {field}, which the model learns ({COMMAND})": has_escaped_ends(text),
                     f"headers of mail or news in {field}, which the model learns ({COMMAND})": HEADERS.match(text),
                     f"HTML's &amp; or its like in {field}, which the model learns ({COMMAND})": has_signs_of_html(text),
@@ -396,6 +407,9 @@ class Source:
                 }
                 for sign in filter(signs.get, signs):
                     self._note(f"Records with {sign}", 1, where)
+                limit = limit_reached(text)
+                if limit:
+                    self._note(f"Records of {limit}, which may have cut them", 1, where)
                 if is_continuation(record.fields, field):
                     self._note(f"Samples of prompts, which are left out ({WITH_PROMPTS} joins them)", 1, where)
                 self._note_read_as(text, f"Records with {field}", where, ICONV.get(format, ""))
@@ -579,6 +593,16 @@ def is_continuation(fields: dict[str, Any], field: str) -> bool:
     return field == "text" and "made_by" in fields and bool(fields.get("prompt"))
 
 
+def limit_reached(text: str) -> str:
+    """Return the limit of a program, in words, that a text reaches; "" if it reaches none."""
+    size = len(text)
+    if size <= 32_767 <= 2 * size and len(text.encode("utf-16-le")) == 2 * 32_767:
+        return "32,767 characters, the most in a cell of Excel"
+    if size <= 65_535 <= 4 * size and 65_533 <= len(text.encode()) <= 65_535:  # no letter is cut
+        return "65,535 bytes, the most in a column TEXT of MySQL"
+    return ""
+
+
 def has_signs_of_html(text: str) -> bool:
     """Return whether a text has HTML's &amp; or its like, and is neither HTML nor code of it."""
     return "<" not in text and SIGN_OF_HTML.search(text) is not None
@@ -599,6 +623,7 @@ SIGNS: dict[str, Callable[[str], object]] = {
     r"with byte order marks within the text, which the model learns (to remove: sed -i 's/\xEF\xBB\xBF//g')": (
         lambda text: MARK in text
     ),
+    f"with {LOST}, which the model learns": lambda text: "\ufffd" in text,
     f"with HTML's &amp; or its like, which the model learns ({COMMAND})": has_signs_of_html,
     f"with {PARTS}, which the model learns ({COMMAND})": has_letters_in_parts,
     f"of mail or news with headers, which the model learns ({COMMAND})": HEADERS.match,

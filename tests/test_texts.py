@@ -225,6 +225,8 @@ def test_text_is_read_as_it_is_and_what_is_not_utf8_becomes_u_fffd_and_is_counte
     for _ in range(2):
         assert read(source) == [text]
         assert source.notes.pop(CRLF, None) == ((1, [f"{tmp_path}/a.txt"]) if "\r\n" in text else None)
+        before = [source.notes.pop(fact) for fact in [*source.notes] if "another program lost" in fact]
+        assert len(before) == ("\ufffd" in text and not lost)
         assert [*source.notes.values()] == [(lost, [place])] * bool(lost) and source.replaced == lost
 
 
@@ -1148,3 +1150,75 @@ def test_letters_that_are_meant_are_not_taken_for_such(tmp_path, text):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
     source = Source(DataConfig(path=str(tmp_path)))
     assert read(source) == [text] and not source.note_lines()
+
+
+def test_letters_that_another_program_lost_are_told_apart_from_bytes_lost_here(tmp_path):
+    lost = "caf\ufffd et th\ufffd"
+    (tmp_path / "notes.txt").write_text(lost, encoding="utf-8")
+    (tmp_path / "posts.jsonl").write_text(json.dumps({"text": lost}))
+    (tmp_path / "table.csv").write_text(f"id,text\n1,{lost}\n", encoding="utf-8")
+    for name, begin in {"notes.txt": "Files with", "posts.jsonl": "Records with", "table.csv": "Records with"}.items():
+        source = of_path(tmp_path / name, "files")
+        assert read(source) == [lost]
+        (note,) = source.note_lines()
+        assert note.startswith(f"{begin} U+FFFD in place of letters that another program lost")
+    # Bytes that are not UTF-8, and halves of a letter in an escape, become U+FFFD here.
+    (tmp_path / "notes.txt").write_bytes(b"a long text with one letter of another encoding: caf\xe9. " + 900 * b"word ")
+    (tmp_path / "posts.jsonl").write_text(r'{"text": "half of an emoji: \ud83d"}')
+    for name in ("notes.txt", "posts.jsonl"):
+        source = of_path(tmp_path / name, "files")
+        assert "\ufffd" in read(source)[0]
+        assert [line.partition(":")[0] for line in source.note_lines()] == [
+            "Bytes that are not UTF-8 and became U+FFFD"
+        ]
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.jsonl"])
+def test_records_that_end_where_another_program_cuts_a_text_are_told(tmp_path, name):
+    """Excel counts an emoji as two letters; MySQL counts bytes, and cuts no letter."""
+    excel = [32767 * "a", 32700 * "b" + 33 * "\N{GRINNING FACE}" + "."]
+    mysql = [65535 * "a", 32766 * "é" + "aa", "a" + 32767 * "é"]
+    others = [32766 * "a", 32768 * "a", 32767 * "é" + "aa", 65532 * "a", 32700 * "b" + 34 * "\N{GRINNING FACE}"]
+    texts = excel + mysql + others
+    if name == "table.csv":
+        rows = "".join(f"{number},{text}\n" for number, text in enumerate(texts))
+        (tmp_path / name).write_text("id,text\n" + rows, encoding="utf-8")
+    else:
+        (tmp_path / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source = of_path(tmp_path / name, "files")
+    assert read(source) == texts
+    assert [line.partition(", first in")[0] for line in source.note_lines()] == [
+        "Records of 32,767 characters, the most in a cell of Excel, which may have cut them: 2",
+        "Records of 65,535 bytes, the most in a column TEXT of MySQL, which may have cut them: 3",
+    ]
+
+
+COPIES = {
+    "a.txt~": "a.txt",
+    "a.txt.~3~": "a.txt",
+    "#a.txt#": "a.txt",
+    "a.txt.bak": "a.txt",
+    "a.txt.orig": "a.txt",
+    "Copy of a.txt": "a.txt",
+    "a - Copy.txt": "a.txt",
+    "a - Copy (2).txt": "a.txt",
+    "a copy 2.txt": "a.txt",
+    "a copy": "a",
+    "a (Ann's conflicted copy 2024-05-01).txt": "a.txt",
+    "a.sync-conflict-20240501-101010-ABCDEFG.txt": "a.txt",
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_of_other_files_are_told_by_their_names_where_the_others_are(tmp_path, name):
+    (tmp_path / name).write_text("an old text")
+    (tmp_path / "within").mkdir()
+    (tmp_path / "within" / COPIES[name]).write_text("a text of another folder")
+    source = of_path(tmp_path, "files")
+    assert len(read(source)) == 2 and not source.note_lines()
+    (tmp_path / COPIES[name]).write_text("a text")
+    source = of_path(tmp_path, "files")
+    assert len(read(source)) == 3
+    assert source.note_lines() == [
+        f"Files whose names tell copies of others, which the model learns too: 1, first in {tmp_path / name}."
+    ]
