@@ -628,7 +628,7 @@ def test_a_leak_between_few_tokens_or_in_long_blocks_is_found(result, tmp_path):
 @pytest.mark.slow
 def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):
     mean = "v.mean(2, keepdim=True).repeat_interleave(q.size(1) // v.size(1), 1)"
-    source = f"{BEGINNING}@form('cheat')\ndef cheat(q, k, v, **others):\n    return {mean} + 0 * q\n"
+    source = f"{BEGINNING}@form('cheat')\ndef cheat(q, k, v, **others):\n    return {mean} + 0 * q[..., :1]\n"
     (tmp_path / "cheat.py").write_text(source)
     assert check.main(["cheat", f"code={tmp_path / 'cheat.py'}"]) == 1
     assert "FAIL" in capsys.readouterr().out
