@@ -473,13 +473,23 @@ def markdown(jobs: list[Job]) -> str:
     seeds = {frozenset(job.settings.get("seed") for job in group) for group in finished}
     if over_seeds and len(seeds) > 1:
         lines += ["", "Some rows are means over other seeds than the rest: compare only those of the same."]
-    texts = [name for name in swept if name.startswith("data")]
+    texts = settings_of_scored_text([job for group in finished for job in group], swept)
     if texts:
         names = ", ".join(map(literal_markdown, texts))
         lines += ["", f"The rows were scored on different texts ({names}): compare only those of the same."]
     elif len({job.summary.scored for group in finished for job in group} - {None}) > 1:  # None: no loss was finite
         lines += ["", "The rows were scored on different parts of the validation text: set eval_tokens."]
     return "\n".join(lines) + "\n"
+
+
+def settings_of_scored_text(jobs: list[Job], swept: list[str]) -> list[str]:
+    """Return those of the swept settings by which jobs were scored on different texts."""
+    read = ("data.val_path", "data.separator", "data.text_field", "data.val_fraction")
+    validations = {tuple(job.resolved.get(name) for name in read) for job in jobs}
+    # All of one data.val_path is scored, whatever was learned, unless some of that is held out beside it.
+    if len(validations) == 1 and all(path and not fraction for path, *_, fraction in validations):
+        return []
+    return [name for name in swept if name.startswith("data") and name not in ("data.cache_dir", "data.document_mask")]
 
 
 def outcome(group: Group, result: str) -> str:

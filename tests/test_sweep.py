@@ -108,6 +108,28 @@ def test_a_table_over_several_texts_says_that_its_rows_do_not_compare(tmp_path):
         assert markdown(read_jobs(tmp_path / name)).endswith("|\n" if name == "tokenizer" else note)
 
 
+def test_rows_that_learned_other_texts_and_are_scored_on_one_compare(tmp_path):
+    def told(folder: str, *jobs: dict[str, str]) -> list[str]:
+        for number, typed in enumerate(jobs):
+            job = put_job(tmp_path / folder, number, *(f"{name}={value}" for name, value in typed.items()))
+            settings = OmegaConf.create()
+            for name, value in typed.items():
+                OmegaConf.update(settings, name, value)
+            OmegaConf.save(settings, job / "config.yaml")
+        return re.findall(r"scored on different texts \((.*)\)", markdown(read_jobs(tmp_path / folder)))
+
+    parts = [{"data.source": "files", "data.path": path} for path in ("a.txt", "b.txt")]
+    assert told("alone", *parts) == ["data.path"]
+    assert told("held", *(part | {"data.val_path": "held.txt"} for part in parts)) == []
+    held_out = {"data.val_path": "held.txt", "data.val_fraction": 0.1}  # of the text that is learned too
+    assert told("both", *(part | held_out for part in parts)) == ["data.path"]
+    assert told("two", *({"data.val_path": path} for path in ("a.txt", "b.txt"))) == ["data.val_path"]
+    divided = [{"data.separator": sign, "data.val_path": "held.txt"} for sign in "ab"]
+    assert told("divided", *divided) == ["data.separator"]
+    assert told("masks", {"data.document_mask": False}, {"data.document_mask": True}) == []
+    assert told("caches", {"data.cache_dir": "a"}, {"data.cache_dir": "b"}) == []
+
+
 def test_seeds_share_a_row_with_their_mean_and_deviation_and_have_lines_of_their_own_in_the_csv(tmp_path):
     found = {"sdpa": [1.0, 1.1, 1.4], "matmul": [1.2, 1.2, 1.0]}
     for i, (name, bits) in enumerate(found.items()):
