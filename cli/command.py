@@ -85,7 +85,7 @@ def answer(
     script: Path,
     start: Callable[[list[str]], object],
     *,
-    groups: Callable[[], dict[str, str]] = dict,
+    groups: Callable[[], dict[str, tuple[str, str]]] = dict,
     explain: Callable[[BaseException], str | None] = lambda error: None,
     sleeps: bool = True,
 ) -> None:
@@ -93,8 +93,8 @@ def answer(
 
     A person's mistake ends in one sentence on stderr and exit status 1. Nothing here imports torch.
 
-    groups: returns the options of each group of conf/; explain: returns the sentence for a library's exception;
-    sleeps: whether idle threads of OpenMP sleep soon.
+    groups: returns the default and the options of each group of conf/; explain: returns the sentence for a library's
+    exception; sleeps: whether idle threads of OpenMP sleep soon.
     """
     if sleeps:
         sleep_at_barriers()  # before torch is imported
@@ -124,16 +124,15 @@ def help_text(
     schema: type,
     script: Path,
     arguments: list[str],
-    groups: dict[str, str],
+    groups: dict[str, tuple[str, str]],
 ) -> str:
     """Return the text of --help: the script's docstring, then settings with their meanings.
 
     --help shows the settings that FIRST names, --help all shows all, and --help WORD those with the word in their name
-    or meaning; if there are none SettingsError is raised. groups: the options of each group of conf/.
+    or meaning; if there are none SettingsError is raised. groups: the default and the options of each group of conf/.
     """
     about = ast.get_docstring(parsed(script.read_text(encoding="utf-8"))) or ""  # python -OO drops __doc__
-    entries = {group: (f"{group}=OPTION", options) for group, options in groups.items()}
-    entries |= {name: (f"{name}={default}", meaning) for name, default, meaning in described(schema)}
+    entries = groups | {name: (f"{name}={default}", meaning) for name, default, meaning in described(schema)}
     arguments = [*takewhile(lambda argument: argument[:1] != "#", arguments)]  # zsh hands on a comment
     asked = " ".join(argument for argument in arguments if argument[:1] != "-" and "=" not in argument)
     first = FIRST.get(schema.__name__)

@@ -48,19 +48,25 @@ def start(arguments: list[str]) -> None:
         composition().run_single(typed, searched)
 
 
-def group_options() -> dict[str, str]:
-    """Return the options of each group of conf/, separated by spaces.
+def group_options() -> dict[str, tuple[str, str]]:
+    """Return each group of conf/, as GROUP=DEFAULT, and its options, separated by spaces.
 
-    Hydra's groups have their meaning behind them.
+    A group without a default has the word OPTION in its place. Hydra's groups have their meaning behind the options.
     """
-
-    def options(group: str) -> str:
-        return " ".join(sorted(path.stem for path in (CONF / group).iterdir()))
-
+    defaults = {
+        "data": "stdlib",
+        "model": "tiny",
+        "tokenizer": "bpe",
+        "optimizer": "muon",
+        "schedule": "warmup_stable_decay",
+        "hydra/sweeper": "grid",
+    }
     meanings = {
-        "hydra/sweeper": "How -m, a sweep or multirun, chooses its jobs. --cfg hydra shows the settings of Hydra.",
-        "hydra/launcher": "How they run: one after the other without it. docs/sweeps.md explains both.",
+        "hydra/sweeper": ". How -m, a sweep or multirun, chooses its jobs. --cfg hydra shows the settings of Hydra.",
+        "hydra/launcher": ". How they run: one after the other without it. docs/sweeps.md explains both.",
     }
-    return {group: options(group) for group in GROUPS} | {
-        group: f"{options(group)}. {meaning}" for group, meaning in meanings.items()
-    }
+    found = {}
+    for group in (*GROUPS, *meanings):
+        options = " ".join(sorted(path.stem for path in (CONF / group).iterdir()))
+        found[group] = f"{group}={defaults.get(group, 'OPTION')}", options + meanings.get(group, "")
+    return found

@@ -18,6 +18,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import yaml
 from conftest import settings_of, some
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -865,6 +866,15 @@ def test_help_shows_the_settings_to_know_first_in_groups_on_a_page_or_two(script
     assert ("--help all" in " ".join(told)) == (groups is not None)
 
 
+def test_help_shows_the_option_of_each_group_that_changes_nothing():
+    told, settings = helped("train.py", "all"), flat(asdict(TrainConfig()))
+    for group in {*GROUPS} - {"experiment"}:
+        options = {file.stem: yaml.safe_load(file.read_text()) or {} for file in (CONF / group).iterdir()}
+        idle = [name for name, values in options.items() if flat(values, f"{group}.").items() <= settings.items()]
+        assert re.findall(rf"^  {group}=(\w+)", told, re.M) == idle
+    assert re.findall(r"^  (\S+)=OPTION", told, re.M) == ["experiment", "hydra/launcher"]
+
+
 def test_help_of_a_word_shows_the_whole_meaning_of_the_settings_that_mention_it():
     told = helped("train.py", "Nesterov")
     assert re.findall(r"^  (\S+)=", told, re.M) == ["optimizer.momentum"] and "Muon's Nesterov momentum." in told
@@ -875,7 +885,7 @@ def test_help_of_a_word_shows_the_whole_meaning_of_the_settings_that_mention_it(
         line.split()[0] for line in helped("sample.py", "top_").splitlines() if "=" in line
     }
     for word, options in (("sweeper", "decide grid"), ("multirun", "decide grid"), ("joblib", "joblib submitit_local")):
-        assert re.search(rf"^  hydra/\w+=OPTION +{options}", helped("train.py", word), re.M)
+        assert re.search(rf"^  hydra/\w+=\w+ +{options}", helped("train.py", word), re.M)
     # A comment that zsh hands on is no word to look for.
     assert helped("train.py", "#", "the", "settings") == helped("train.py")
     for script, word, said in (
@@ -895,7 +905,7 @@ def test_help_fits_a_narrow_terminal_with_each_meaning_below_its_name(width, mon
     names = {f"  {name}={default}" for name, default, _ in described(TrainConfig)}
     assert all(len(line) <= width or line in names for line in told) and names <= set(told)
     assert len(told) < 6 * len(names)  # beside the names a line had one character
-    below = told[told.index("  data=OPTION") + 1 :]
+    below = told[told.index("  data=stdlib") + 1 :]
     assert below[0].startswith("    copy csv files hf")
 
 
