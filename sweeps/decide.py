@@ -33,7 +33,7 @@ from runs.origin import PROJECT_HASH, commit
 from runs.summary import NUMBERS, Summary, read_summary, sentence_of
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
 from sweeps.grid import VARIANTS, Grid, combinations, error_of, other_settings, result_key
-from sweeps.leaderboard import COLUMNS, VERSIONS, literal_markdown, markdown_lines, shown
+from sweeps.leaderboard import COLUMNS, VERSIONS, literal_markdown, markdown_lines, remedy_for_parts, shown
 from training.config import TrainConfig
 
 RECORD = "decide.json"
@@ -405,7 +405,8 @@ class Decide(Grid):
         # By default, runs of different lengths are scored on different parts of the validation text.
         if self.metric.startswith("val_") and first.scored != own.scored:
             counts = f"{first.val_tokens:,.0f} and {own.val_tokens:,.0f} targets"
-            comparison.verdict = f"{FAILED}seed {seed} was scored on different texts ({counts}): set eval_tokens"
+            remedy = remedy_for_parts((first.val_tokens, own.val_tokens))
+            comparison.verdict = f"{FAILED}seed {seed} was scored on different texts ({counts}): {remedy}"
             return
 
         # Add the pair, then judge all of them.

@@ -477,9 +477,18 @@ def markdown(jobs: list[Job]) -> str:
     if texts:
         names = ", ".join(map(literal_markdown, texts))
         lines += ["", f"The rows were scored on different texts ({names}): compare only those of the same."]
-    elif len({job.summary.scored for group in finished for job in group} - {None}) > 1:  # None: no loss was finite
-        lines += ["", "The rows were scored on different parts of the validation text: set eval_tokens."]
+    scored = {job.summary.scored: job.summary.val_tokens for group in finished for job in group}
+    scored.pop(None, None)  # no loss was finite
+    if len(scored) > 1 and not texts:
+        remedy = remedy_for_parts(scored.values())
+        lines += ["", f"The rows were scored on different parts of the validation text: {remedy}."]
     return "\n".join(lines) + "\n"
+
+
+def remedy_for_parts(targets: Iterable[float | None]) -> str:
+    """Return how runs that scored so many targets of different parts are scored on one."""
+    # Equally many tokens of other tokenizers are other parts, but for all of them.
+    return "set eval_tokens" if len({*targets}) > 1 else "eval_tokens=1e9 scores all of it"
 
 
 def settings_of_scored_text(jobs: list[Job], swept: list[str]) -> list[str]:

@@ -212,6 +212,17 @@ def test_a_seed_whose_result_is_not_finite_is_no_part_of_a_mean(tmp_path):
     assert "set eval_tokens" not in markdown(read_jobs(tmp_path))  # of text the others have nothing
 
 
+def test_runs_with_different_tokenizers_are_told_to_score_all_of_the_text(tmp_path):
+    def remedy(*targets: float) -> list[str]:
+        for number, count in enumerate(targets):
+            bpb = 4.0 * count / (300 + number)  # so it read 300 or 301 bytes, times ln 2
+            put_job(tmp_path, number, f"tokenizer.name={number}", val_loss=4.0, val_bpb=bpb, val_tokens=count)
+        return re.findall(r"different parts of the validation text: (.*)\.", markdown(read_jobs(tmp_path)))
+
+    assert remedy(512, 512) == ["eval_tokens=1e9 scores all of it"]
+    assert remedy(512, 400) == ["set eval_tokens"]
+
+
 @pytest.mark.parametrize("typed", ["run_dir=null", "data.cache_dir=c", "allow_changes=true", "wandb.name=a"])
 def test_a_setting_that_changes_no_result_divides_no_row(typed, tmp_path):
     """As run_dir, which each job writes into its config.yaml as its own folder."""
