@@ -164,8 +164,9 @@ def refuse_other_run(folder: Path, overrides: list[str]) -> None:
 
 
 def overrides_of_job(overrides: list[str]) -> list[str]:
-    """Return the overrides without allow_changes, which only lets a job go on."""
-    return [override for override in overrides if not override.startswith("allow_changes=")]
+    """Return the last override of each name, without allow_changes, which only lets a job go on."""
+    last = {override.partition("=")[0]: override for override in overrides}
+    return [override for name, override in last.items() if name != "allow_changes"]
 
 
 def fail_job(folder: Path, error: BaseException) -> None:
