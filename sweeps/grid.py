@@ -22,6 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep, Sweep, ValueType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -154,9 +155,7 @@ class Grid(Sweeper):
         planned = dict(zip(map(tuple, jobs), configs, strict=True))
         jobs = self.distinct(jobs, configs)
         self.refuse_other_code(configs)
-        if not self.config.dry_run:  # which writes nothing
-            for number, job in enumerate(jobs):
-                refuse_other_run(self.folder / str(number), [*job])
+        self.refuse_other_jobs(jobs)
         self.tell_other_settings(jobs, planned)
         if os.environ.get("RANK", "0") == "0":
             print(f"sweep     {plural(len(jobs), 'job')}", flush=True)
@@ -269,6 +268,22 @@ class Grid(Sweeper):
         if others:
             problem = f"{self.go_on} has runs of other code ({', '.join(sorted(others))}) than this, {PROJECT_HASH}"
             raise SettingsError(problem, "restore that code, name another folder, or add allow_changes=true")
+
+    def refuse_other_jobs(self, jobs: Sequence[Sequence[str]]) -> None:
+        """Raise SettingsError if the folder has runs of other overrides as these jobs."""
+        if self.config.dry_run:
+            return
+        for number, job in enumerate(jobs):
+            folder = self.folder / str(number)
+            try:
+                refuse_other_run(folder, [*job])
+            except SettingsError:
+                # A record has the values of ${…}, which the job is typed with.
+                with suppress(SettingsError, HydraException, OmegaConfBaseException):
+                    composed = self.compositions.of_job(job).hydra.overrides.task
+                    refuse_other_run(folder, [str(override) for override in composed])
+                    continue
+                raise
 
     def tell_other_settings(
         self, jobs: Sequence[Sequence[str]], configs: Mapping[tuple[str, ...], TrainConfig | None]

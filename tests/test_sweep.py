@@ -648,11 +648,16 @@ def test_a_sweep_that_would_number_its_earlier_jobs_otherwise_is_refused_before_
     """The seed is typed last, so a third one moves all jobs behind the first two."""
     shared = tiny(tmp_path, max_steps=1)
     (tmp_path / "s/2").mkdir(parents=True)
-    begin_job(tmp_path / "s/2", 2, [*shared, "optimizer.lr=0.02", "seed=1"])
+    begin_job(tmp_path / "s/2", 2, [*shared, 'batch_size="1"', "optimizer.lr=0.02", "seed=1"])
     put_summary(tmp_path / "s/2", status="finished")
-    said = refusal(*shared, "optimizer.lr=0.01,0.02", "seed=1,2,3", "hydra.sweep.dir=s", cwd=tmp_path)
+    # The first job is the same: its record has the value of what is typed.
+    (tmp_path / "s/0").mkdir()
+    begin_job(tmp_path / "s/0", 0, [*shared, 'batch_size="1"', "optimizer.lr=0.01", "seed=1"])
+    put_summary(tmp_path / "s/0", status="finished")
+    typed = [*shared, 'batch_size="${floordiv:${max_steps},1}"', "optimizer.lr=0.01,0.02", "seed=1,2,3"]
+    said = refusal(*typed, "hydra.sweep.dir=s", cwd=tmp_path)
     assert "s/2 holds a run of" in said and "seed=3`: give the sweep another folder by hydra.sweep.dir=" in said
-    assert [path.name for path in (tmp_path / "s").iterdir()] == ["2"]
+    assert {path.name for path in (tmp_path / "s").iterdir()} == {"0", "2"}
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -271,7 +271,9 @@ def tell_same_windows(config: TrainConfig, data: Dataset, before: Meta) -> None:
         return
     if isinstance(data, TokenDataset):
         # The tokens of a text are prepared once more for the tokenizer of given weights.
-        known = prepared(config.data, before.data)
+        known = None
+        with suppress(SettingsError, OSError):  # a note ends nothing
+            known = prepared(config.data, before.data)
         is_whole = (read + 1) * config.model.block_size >= len(data.train)
         if is_whole or known is None or tokens_hash(known.train) != tokens_hash(data.train):
             return
