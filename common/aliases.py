@@ -1,7 +1,7 @@
 """Names of settings and options in nanoGPT, litgpt, Hugging Face and others, with ours."""
 
 # {ours: their names}. Ours are settings, of which the first that a command has is named; after a colon a word on the
-# difference. Before a bare colon is none: what follows it is the way here.
+# difference. Before a bare colon is none: the words after it are the way here.
 NAMES = {
     # Text
     "data.path: a file, a folder or a glob; data= names a source": "dataset train_dataset dataset_path",

@@ -190,8 +190,9 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
         remedy = f"write '{name}={quoted_list(value)}'" if kind == list[str] and quoted_list(value) else ""
         if kind is int and str(value).startswith("+"):
             remedy = "write the sum, without +"
-        if in_our_letters(value, kind):
-            remedy = f"write {name}={in_our_letters(value, kind)}"
+        ours = in_our_letters(value, kind)
+        if ours:
+            remedy = f"write {name}={ours}"
         raise SettingsError(fault, remedy, setting=name, value=value) from None
 
 
@@ -368,7 +369,8 @@ def likeness(one: str, other: str) -> float:
 
     By the letters alone test_size would be near latent_size, and wandb.id near wandb.mode.
     """
-    words, others = re.split(r"[._]", one), re.split(r"[._]", other)
+    words = re.split(r"[._]", one)
+    others = re.split(r"[._]", other)
     letters = ratio("".join(words), "".join(others))
     is_near = len(words) == len(others) and all(ratio(*pair) >= 0.75 for pair in zip(words, others, strict=True))
     return letters if is_near or letters >= 0.88 else 0.0

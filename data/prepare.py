@@ -71,7 +71,7 @@ MOST_COMPARED = 1 << 21
 LONGEST_SHARE = 1 / 30
 # Characters of a document that may take a quarter of it where the others do not suffice: its end would say little.
 SHORT = 3_000
-# Characters of an end that is held out below which most of its tokens lack what they go on from.
+# Characters of an end that is held out below which most of its tokens lack the words before them.
 SHORT_END = 500
 # From how many documents on one with more than half of the text is told, where the end of each is held out.
 MANY = 10

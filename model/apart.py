@@ -29,7 +29,7 @@ from model.gpt import GPT, Block, Stream, check_targets
 from model.layers import LayerNorm, RMSNorm, upcast
 from model.loss import scored_places
 from model.modes import eval_mode, uncompiled_calls
-from model.surgery import EDITS, embedded, one_module, uncompiled
+from model.surgery import EDITS, embedded, one_module, read, uncompiled
 
 Result = Float[Tensor, "B T _"]
 Edit = Callable[[Result], Result]
@@ -182,8 +182,7 @@ def results(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Pa
         return lambda result: found.setdefault(part, result)
 
     with eval_mode(model), edited(model, {part: record(part) for part in parts(model)}):
-        called = model if model.is_hooked else model.hidden  # a hook on the model may change the tokens
-        called(tokens, doc_starts=doc_starts)
+        read(model, tokens, doc_starts=doc_starts)
     return found
 
 

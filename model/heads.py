@@ -16,6 +16,7 @@ from model.cache import DocStarts, Tokens
 from model.gpt import GPT
 from model.layers import upcast
 from model.modes import eval_mode, uncompiled_calls
+from model.surgery import read
 
 Result = TypeVar("Result")
 Weights = Float[Tensor, "B H T T"]
@@ -72,8 +73,7 @@ def for_each_layer(
     hooks = [attention.register_forward_pre_hook(visit, with_kwargs=True) for attention in layers]
     try:
         with eval_mode(model), uncompiled_calls():
-            called = model if model.is_hooked else model.hidden  # a hook on the model may change the tokens
-            called(tokens, doc_starts=doc_starts, ctx=ctx)
+            read(model, tokens, doc_starts=doc_starts, ctx=ctx)
     finally:
         for hook in hooks:
             hook.remove()

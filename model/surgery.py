@@ -108,6 +108,12 @@ def tie_again(model: Any, keys: Any) -> None:
         model.lm_head.weight = embedding
 
 
+def read(model: Any, tokens: Any, **given: Any) -> None:
+    """Let the layers of a GPT read tokens, which a hook on the model may change."""
+    called = model if model.is_hooked else model.hidden
+    called(tokens, **given)
+
+
 def check_gpt(model: Any) -> None:
     """Raise ValueError for a module around a GPT, such as torch's average of the weights.
 

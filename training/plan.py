@@ -393,22 +393,28 @@ def on_gpu(
 
 def steps_in_time(config: TrainConfig, seconds: float, data: Dataset) -> int:
     """Return how many steps of `seconds` max_minutes has time for, beside their evaluations."""
-    # An evaluation takes forward passes, a third of a step.
-    targets = data.validation_tokens(evaluation_tokens(config))
-    pause = seconds * targets / config.tokens_per_step / 3
+    pause = evaluation_seconds(config, seconds, data)
     return max(1, round(60 * (config.max_minutes or 0) / (seconds + pause / config.eval_interval)))
+
+
+def evaluation_seconds(config: TrainConfig, seconds: float, data: Dataset, steps: int | None = None) -> float:
+    """Return the time of an evaluation, of a run whose steps take `seconds`.
+
+    steps: those of the run, if it is the last evaluation.
+    """
+    # It takes forward passes, a third of a step.
+    return seconds / config.tokens_per_step / 3 * data.validation_tokens(evaluation_tokens(config, steps))
 
 
 def time_line(config: TrainConfig, seconds: float, data: Dataset) -> str:
     """Return the line about the time of a run whose steps take `seconds`."""
-    each = seconds / config.tokens_per_step / 3
-    pause = each * data.validation_tokens(evaluation_tokens(config))
+    pause = evaluation_seconds(config, seconds, data)
     ends = [config.max_steps] if config.max_steps else []
     if config.max_minutes:
         ends.append(steps_in_time(config, seconds, data))
     steps = min(ends)
     evaluations = math.ceil(steps / config.eval_interval)
-    last = each * data.validation_tokens(evaluation_tokens(config, steps))
+    last = evaluation_seconds(config, seconds, data, steps)
     # The last one is repeated on as many targets as the earlier ones, if it scores more.
     repeated = pause if evaluations > 1 and last > pause else 0.0
     pauses = (evaluations - 1) * pause + last + repeated
