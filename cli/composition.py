@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
 from multiprocessing import parent_process
@@ -41,8 +41,9 @@ from common.console import end_with_parent, open_console, show_log
 from common.errors import SettingsError, first_line, format_value
 from common.files import without_shell_signs
 from common.mistakes import sentence_for
-from common.settings import build, here_it_is, parse_overrides
+from common.settings import NULLS, build, here_it_is, parse_overrides
 from common.text import flat, hydra_quoted, literal, quote, quoted_as_typed, seen_from_here
+from model.config import GPTConfig
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
 from sweeps.grid import SETTINGS, TEXTS, VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
@@ -71,12 +72,12 @@ def with_torch() -> ModuleType:
 
 
 def register_inherited(typed: dict[str, str]) -> dict[str, str]:
-    """Register the schema with the settings that `resume` or `init_from` brings.
+    """Register the schema with the settings that `resume` brings.
 
     Returns the settings that are typed besides.
     """
     inherited: dict[str, Any] = {}
-    if typed.keys() & {"resume", "init_from"}:
+    if "resume" in typed:
         inherited, typed = with_torch().inherited_settings(typed)
     register_schema(inherited)
     return typed
@@ -84,7 +85,7 @@ def register_inherited(typed: dict[str, str]) -> dict[str, str]:
 
 def sweep(overrides: list[str], typed: dict[str, str], searched: list[str]) -> None:
     """Run each job of a sweep; searched: overrides for Hydra's search path."""
-    register_inherited(typed)
+    register_schema({})
     variants = None
     with suppress(yaml.YAMLError):  # which Hydra's own grammar may read
         variants = yaml.safe_load(typed.get("hydra.sweeper.variants", "null"))
@@ -96,7 +97,11 @@ def sweep(overrides: list[str], typed: dict[str, str], searched: list[str]) -> N
 def show(arguments: list[str]) -> None:
     """Let Hydra print the settings of a job for --cfg, or complete a word for a shell."""
     given = [argument.lstrip("+").partition("=") for argument in arguments if not argument.startswith("-")]
-    register_inherited({name: value for name, equals, value in given if equals})
+    typed = register_inherited({name: value for name, equals, value in given if equals})
+    # Values in place of ${of_weights:…}, which means nothing to a reader.
+    weights = typed.get("init_from", "null")
+    settings = asdict(TrainConfig()) | ({} if weights in NULLS else with_torch().settings_of_weights(weights))
+    store(name="train_schema", node=literal(settings))
     call_hydra([quoted_as_typed(argument, TEXTS) for argument in without_plus(arguments)])
 
 
@@ -202,11 +207,42 @@ def register_schema(inherited: dict[str, Any]) -> None:
     # Settings that follow from others: ${floordiv:65536,${model.n_embd}}, ${mul:0.001,${batch_size}}.
     register_resolver("floordiv", lambda a, b: int(float(a) // float(b)))
     register_resolver("mul", lambda *numbers: math.prod(map(float, numbers)))
-    store(name="train_schema", node=literal(asdict(TrainConfig())))
+    # A setting of the model for which nothing else asks: ${of_weights:n_embd} is that of init_from's model, or ours.
+    register_resolver("of_weights", of_weights)
+    settings = literal(asdict(TrainConfig()))
+    settings["model"] = {name: f"${{of_weights:{name}}}" for name in settings["model"]}
+    store(name="train_schema", node=settings)
     store(name="inherited", node=literal(inherited))
     # Hydra's usual sweeper is called basic. As an override in conf/train.yaml ours would hide an experiment's choice.
     Plugins.instance()  # which registers Hydra's own
     store(group="hydra/sweeper", name="basic", node=OmegaConf.load(CONF / "hydra/sweeper/grid.yaml"), provider="main")
+
+
+def of_weights(name: str, *usual: Any, _root_: DictConfig) -> Any:
+    """Return a setting of init_from's model; `usual`, or our default, without init_from."""
+    if not is_given(_root_, "init_from") or (name == "attention" and is_given(_root_, "attention")):
+        return usual[0] if usual else getattr(GPTConfig, name)
+    return with_torch().settings_of_weights(_root_.init_from)["model"][name]
+
+
+def is_given(cfg: DictConfig, name: str) -> bool:
+    """Return whether a composition has a value of a setting; null is a text where it is typed."""
+    return cfg[name] not in (None, *NULLS)
+
+
+def take_tokenizer(cfg: DictConfig, typed: Iterable[str]) -> None:
+    """Set the tokenizer of init_from's weights; SettingsError if another one is typed.
+
+    That of an experiment, or of a task, is for new weights alone.
+    """
+    with_torch().settings_of_weights.cache_clear()  # the run may have gone on, or be another one by now
+    tokenizer = with_torch().settings_of_weights(cfg.init_from).get("tokenizer")
+    for name in typed:
+        if name.split(".")[0] == "tokenizer":
+            value = OmegaConf.select(cfg, "tokenizer.name" if name == "tokenizer" else name)
+            raise SettingsError(f"init_from={cfg.init_from} has its own tokenizer", f"leave out {name}={value}")
+    if tokenizer:
+        cfg.tokenizer = literal(tokenizer)
 
 
 def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
@@ -217,12 +253,16 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     if "experiment" in cfg:
         remedy = "begin its file with the line # @package _global_, and write one setting or group under another"
         raise SettingsError("the experiment's file has no settings of a run", remedy)
+    code_hash = None
+    if is_given(cfg, "code"):  # before the names that it registers are read
+        code_hash = with_torch().run_code(cfg.code)
+    if is_given(cfg, "init_from"):
+        take_tokenizer(cfg, typed)
     values = flat(OmegaConf.to_container(settings_of_run(cfg), resolve=True))  # type: ignore[arg-type]
     empty = {name.rpartition(".")[0] for name in SETTINGS} & values.keys()
     if empty:
         raise empty_group(min(empty))
-    if values["code"]:  # before the names that it registers are read
-        values["code_hash"] = with_torch().run_code(values["code"])
+    values["code_hash"] = code_hash
     asked = set(typed)
     name = values["attention"]
     value = values["model.attention"]
@@ -312,9 +352,6 @@ def run_job(cfg: DictConfig) -> Any:
                 return objective
             begun = True
             cfg.run_dir = literal(str(folder))
-            if has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
-                cfg.resume = literal(str(folder))
-                cfg.init_from = None
 
         # The machine, which jobs of a parallel launcher share.
         if own.runtime.choices["hydra/launcher"] == "joblib" and parent:
@@ -330,6 +367,8 @@ def run_job(cfg: DictConfig) -> Any:
         # The jobs of a sweep are compared: all have the threads of the first.
         try:
             config = to_settings(cfg, parse_overrides(own.overrides.task))
+            if begun and has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
+                config = replace(config, resume=str(folder), init_from=None)
             loss = with_torch().train_or_plan(config, threads_of_sweep(Path(own.sweep.dir)))
         except SettingsError as error:
             of_drawn = of_search(error, varied) if own.runtime.choices["hydra/sweeper"] == "optuna" else None

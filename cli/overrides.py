@@ -227,9 +227,6 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         if is_sweep and name in PATHS and "," in value and is_there(name, value):
             quoted = shlex.quote(f"{name}={quote(value)}")
             raise SettingsError(f"{name}={value} is several values", f"{quoted} is the file or folder of this name")
-        if is_sweep and name == "init_from" and "," in value and not value.startswith(("'", '"')):
-            problem = f"{name}={value} is several values, and all jobs have the settings of one model"
-            raise SettingsError(problem, "type one: each is a sweep of its own")
         if is_sweep and name in ("run_dir", "resume") and value not in NULLS:
             remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
             raise SettingsError(f"{name}={value} is for a single run", remedy)

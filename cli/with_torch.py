@@ -7,6 +7,7 @@ before torch, whose import takes a second.
 import logging
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,45 +31,43 @@ log = logging.getLogger("tinygpt")
 
 
 def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings that resume or init_from brings, and those that are typed.
+    """Return the settings that resume brings, and those that are typed.
 
     Among the latter the run's directory takes the place of the path that was typed for it.
     """
-    places = ("run_dir", "resume", "init_from")
-    run_dir, resume, init_from = (None if typed.get(name) in NULLS else typed.get(name) for name in places)
+    run_dir, resume = (None if typed.get(name) in NULLS else typed.get(name) for name in ("run_dir", "resume"))
     if resume not in (None, "auto", run_dir) and run_dir:
         remedy = "leave out run_dir: a run goes on in its own"
         raise SettingsError(f"{resume=!s} and {run_dir=!s} are two folders", remedy)
-
-    inherited: dict[str, Any] = {}
-    if resume:
-        run = find_run(resume, run_dir, log.info if Ranks.of_torchrun().is_first else log.debug)
-        if run:
-            inherited = settings_to_go_on(run, setting_hints(TrainConfig), typed)
-            typed = typed | {"resume": str(run), "run_dir": str(run)}
-            if resume == "auto":  # the same command again, which may have begun with init_from
-                typed.pop("init_from", None)
-        else:
-            typed = typed | {"resume": "null"}
-
-    if init_from and not inherited:
-        where = init_from.strip("\"'")  # quoted in a sweep
-        has_run = typed.get("code", "null") in NULLS  # a file runs as the settings are composed, before names are read
-        inherited = {"model": asdict(pretrained_config(where, has_run=has_run))}
-        meta = pretrained_meta(where)
-        named = meta.config.get("tokenizer") if meta else None
-        if isinstance(named, dict):
-            with suppress(SettingsError):  # of another version, or written by somebody else
-                inherited["tokenizer"] = asdict(build(TokenizerConfig, named))
-        for name in typed:  # an experiment's tokenizer applies only to new weights
-            if name.split(".")[0] == "tokenizer":
-                raise SettingsError(f"init_from={init_from} has its own tokenizer", f"leave out {name}={typed[name]}")
+    if not resume:
+        return {}, typed
+    run = find_run(resume, run_dir, log.info if Ranks.of_torchrun().is_first else log.debug)
+    if not run:
+        return {}, typed | {"resume": "null"}
+    if resume == "auto" or "init_from" not in typed:  # the same command, or experiment, may have begun with init_from
+        typed = typed | {"init_from": "null"}
 
     # A group's option that is typed, such as optimizer=adamw, replaces all inherited settings of the group.
+    inherited = settings_to_go_on(run, setting_hints(TrainConfig), typed)
     inherited = {name: value for name, value in inherited.items() if name not in typed}
     if "attention" in typed and "model" in inherited:
         del inherited["model"]["attention"]
-    return inherited, typed
+    return inherited, typed | {"resume": str(run), "run_dir": str(run)}
+
+
+@cache
+def settings_of_weights(where: str) -> dict[str, Any]:
+    """Return the settings that come with init_from's weights.
+
+    These are `model`, and `tokenizer` if it has a name here.
+    """
+    found: dict[str, Any] = {"model": asdict(pretrained_config(where))}
+    meta = pretrained_meta(where)
+    named = meta.config.get("tokenizer") if meta else None
+    if isinstance(named, dict):
+        with suppress(SettingsError):  # of another version, or written by somebody else
+            found["tokenizer"] = asdict(build(TokenizerConfig, named))
+    return found
 
 
 def idle_model_settings(model: GPTConfig) -> dict[str, tuple[str, str]]:

@@ -275,12 +275,11 @@ def read_meta(path: Path) -> Meta:
         return meta
 
 
-def read_settings(path: Path, meta: Meta | None = None, *, has_run: bool = True) -> GPTConfig:
+def read_settings(path: Path, meta: Meta | None = None) -> GPTConfig:
     """Return the settings of a checkpoint's model; CheckpointError if one is unknown or damaged.
 
     SettingsError if its attention is not registered here.
-    meta: the checkpoint's meta.json, if the caller has read it. has_run: False where the file of code= is yet to run,
-    after which the caller checks the names of the attention.
+    meta: the checkpoint's meta.json, if the caller has read it.
     """
     meta = meta or read_meta(path)
     with readable(path):
@@ -294,9 +293,8 @@ def read_settings(path: Path, meta: Meta | None = None, *, has_run: bool = True)
                 refuse_unknown("checkpoint", path, [error.subject], meta)
             # Each value is known, but not all of them together.
             raise of_other_version("checkpoint", path, f": {error.problem}", meta) from None
-    if has_run:
-        with code_wanted(path, meta):
-            check_names(config.attention)
+    with code_wanted(path, meta):
+        check_names(config.attention)
     return config
 
 

@@ -243,10 +243,10 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
 def remedy_in_python(settings: dict[str, Any], defaults: dict[str, Any], names: Collection[str]) -> str:
     """Return the end of a remedy if one of these settings is its default, or "".
 
-    A command inherits what is not typed; TrainConfig() has its defaults, and so have the jobs of a sweep's variants.
+    A command inherits what is not typed; TrainConfig() has its defaults.
     """
     if any(settings[name] == defaults[name] for name in names):
-        where = "in Python and in a sweep's variants, where settings that are left out have their defaults"
+        where = "in Python, where settings that are left out have their defaults"
         return f"; {where}, type those of the run, which docs/library.md takes from it"
     return ""
 

@@ -199,6 +199,8 @@ def settings_of(folder: Path, edited: dict[Path, dict[str, str]]) -> dict[str, A
     settings = DEFAULTS | (trained or written)
     others = {name: shown(value) for name, value in settings_of_result(written).items()}
     edited[folder] = {name: value for name, value in others.items() if value != shown(settings.get(name))}
+    if settings["resume"]:  # which has taken the place of init_from: the job's record and weights_hash still tell it
+        del settings["init_from"]
     return settings
 
 
@@ -275,7 +277,8 @@ def has_versions(jobs: Iterable[Job], name: str) -> bool:
             others = frozenset(setting for setting in job.but_seed if setting[0] not in VERSIONS)
             asked = settings_of_result(VERSIONS[name].asked(job.resolved))
             texts = [(known, shown(value)) for known, value in asked.items()]
-            for alike in {others, frozenset([("", ""), *texts])} if job.resolved else {others}:
+            is_known = job.resolved and (asked or not VERSIONS[name].settings)  # a run that went on has no init_from
+            for alike in {others, frozenset([("", ""), *texts])} if is_known else {others}:
                 versions.setdefault(alike, set()).add(getattr(job.summary, name))
     unknown = {None} if name in ("text_hash", "weights_hash", "computed_in") else set()  # before they were kept
     return any(len(hashes - unknown) > 1 for hashes in versions.values())

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import unicodedata
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from unittest import mock
 
@@ -277,6 +278,13 @@ def test_hydras_own_flag_shows_what_a_run_inherits_and_texts_as_typed(tmp_path, 
     monkeypatch.setattr("cli.with_torch.inherited_settings", lambda typed: ({"model": {"n_embd": 16}}, typed))
     shown = run_here("train.py", "resume=RUN", "+sample_prompt=1e5", "--cfg", "job", cwd=tmp_path).stdout
     assert "  n_embd: 16\n" in shown and "\nsample_prompt: '1e5'\n" in shown and "\nresume: RUN\n" in shown
+
+
+def test_hydras_own_flag_shows_the_model_of_the_weights_with_which_a_run_begins(tmp_path, monkeypatch):
+    brought = {"model": asdict(GPTConfig(n_embd=48)), "tokenizer": {"name": "byte", "vocab_size": 300}}
+    monkeypatch.setattr("cli.with_torch.settings_of_weights", lambda where: brought)
+    shown = run_here("train.py", "init_from=RUN", "--cfg", "job", cwd=tmp_path).stdout
+    assert "  n_embd: 48\n" in shown and "\n  name: byte\n  vocab_size: 300\n" in shown and "of_weights" not in shown
 
 
 def test_hydras_own_flag_shows_one_job_of_a_sweep(tmp_path):

@@ -148,9 +148,9 @@ def test_a_run_begins_with_the_weights_of_a_model_of_the_files_names(own, tmp_pa
     forget()
     typed = {"init_from": str(tmp_path / "model"), "data.path": "a.txt"}
     with pytest.raises(SettingsError, match=f"give the file that registers it, as in code={re.escape(str(own))}.$"):
-        register_inherited(typed)
+        compose_settings(register_inherited(typed))
     with pytest.raises(SettingsError, match=f"give the file that registers it, as in code={re.escape(str(own))}.$"):
-        register_inherited(typed | {"code": "null"})
+        compose_settings(register_inherited(typed | {"code": "null"}))
     assert "relu" not in FORMS
     settings = compose_settings(register_inherited(typed | {"code": str(own)}))
     assert settings.model.attention == "relu+head_scale" and settings.code_hash == run_code(str(own))

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import accumulate, islice
 from pathlib import Path
 from unittest import mock
@@ -34,6 +35,7 @@ from eval import EvalConfig
 from export import ExportConfig
 from generation.config import SampleConfig
 from model.attention.code import RAN, run_code
+from model.config import GPTConfig
 from sweeps.hydra_versions import VERSION_BASE
 from training.config import TrainConfig
 
@@ -206,8 +208,10 @@ def test_every_command_shown_has_settings_that_exist(page):
 
 @functools.cache
 def compose_once(*overrides: str) -> None:
-    """Let train.py read a command; pages repeat theirs."""
-    with initialize_config_dir(str(CONF), **VERSION_BASE):
+    """Let train.py read a command; pages repeat theirs. The run of init_from= is any."""
+    of_any = functools.cache(lambda where: {"model": asdict(GPTConfig())})
+    of_weights = mock.patch("cli.with_torch.settings_of_weights", of_any)
+    with of_weights, initialize_config_dir(str(CONF), **VERSION_BASE):
         to_settings(compose("train", [*overrides]))
 
 

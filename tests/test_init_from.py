@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_gpt, run_here, some
+from hydra import compose, initialize_config_dir
+from sweeping import cells, tiny
 from test_resume import assert_same_run, stopped
 
-from cli.composition import compose_settings, register_inherited
+from cli.composition import check_job, compose_settings, register_inherited, register_schema
 from cli.eval import score_checkpoints
-from cli.with_torch import inherited_settings
+from cli.overrides import CONF
 from common.errors import SettingsError
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepared
@@ -29,6 +31,8 @@ from model.rope import Rope
 from model.size import count_parameters
 from runs.checkpoint import Meta, Progress, load_checkpoint, open_checkpoint, save_checkpoint
 from runs.summary import read_summary
+from sweeps.hydra_versions import VERSION_BASE
+from sweeps.leaderboard import markdown, read_jobs
 from train import train, train_step
 from training.config import OptimizerConfig, TrainConfig
 from training.plan import plan_run
@@ -145,15 +149,16 @@ def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):
 
 
 def test_a_command_names_the_tokenizer_of_the_weights_in_its_settings(pretrained):
-    inherited, _ = inherited_settings({"init_from": pretrained, "data.path": "other.txt"})
-    assert inherited["tokenizer"] == {"name": "bpe", "vocab_size": 280}
-    with pytest.raises(SettingsError, match="has its own tokenizer: leave out tokenizer.vocab_size=300"):
-        inherited_settings({"init_from": pretrained, "tokenizer.vocab_size": "300"})
+    typed = {"init_from": pretrained, "data": "tales"}  # whose tokenizer is for new weights
+    assert compose_settings(register_inherited(typed)).tokenizer == TokenizerConfig(vocab_size=280)
+    for named in ("tokenizer.vocab_size=300", "tokenizer=gpt2"):
+        with pytest.raises(SettingsError, match=f"has its own tokenizer: leave out {named}"):
+            compose_settings(typed | dict([named.split("=")]))
 
 
 def test_settings_that_python_leaves_out_are_answered_with_the_page_that_takes_those_of_the_run(pretrained, other_text):
     asked = replace(other_text, init_from=pretrained, model=GPTConfig())
-    with pytest.raises(SettingsError, match=r"n_layer=4 \(it has 2\).*; in Python and in a sweep's variants, where"):
+    with pytest.raises(SettingsError, match=r"n_layer=4 \(it has 2\).*; in Python, where"):
         train(asked)
     with pytest.raises(SettingsError) as typed:
         train(replace(asked, model=replace(open_checkpoint(pretrained).model.config, n_layer=3)))
@@ -165,8 +170,8 @@ def test_a_tokenizer_without_a_name_here_leaves_the_weights_readable(pretrained,
     source = open_checkpoint(pretrained)
     config = source.meta.config | {"tokenizer": named}
     save_checkpoint(tmp_path / "foreign", model=source.model, tokenizer=source.tokenizer, config=config)
-    inherited, _ = inherited_settings({"init_from": str(tmp_path / "foreign")})
-    assert inherited == {"model": asdict(source.model.config)}
+    settings = compose_settings(register_inherited({"init_from": str(tmp_path / "foreign"), "data.path": "a.txt"}))
+    assert settings.model == source.model.config and settings.tokenizer == TokenizerConfig()
 
 
 @pytest.mark.parametrize("settings", [None, {"max_steps": 3}, "config.yaml"])
@@ -218,6 +223,66 @@ def test_settings_composed_in_python_have_the_shape_of_the_pretrained_model(pret
     settings = compose_settings(register_inherited({"init_from": pretrained, "model.block_size": "24"}))
     assert settings.model == replace(open_checkpoint(pretrained).model.config, block_size=24)
     assert compose_settings(register_inherited({})).model.n_head == 4
+
+
+@pytest.mark.parametrize(
+    ("job", "changed"),
+    [
+        ("init_from=RUN", {}),
+        ("init_from=RUN model.rope_theta=900", {"rope_theta": 900.0}),
+        ("init_from=RUN attention=sdpa", {"attention": "sdpa"}),
+        ("init_from=RUN data=tales", {}),  # whose sizes are for new weights
+        ("init_from=RUN data=recall model.block_size=64 model.vocab_size=1024", {"block_size": 64, "vocab_size": 1024}),
+        ("experiment=mine", {"rope_theta": 700.0}),
+        ("experiment=mine model.rope_theta=800", {"rope_theta": 800.0}),
+        ("init_from=null", None),
+    ],
+)
+def test_each_job_of_a_sweep_inherits_the_model_of_its_own_beginning(pretrained, tmp_path, job, changed):
+    """A model of a variant, or of an experiment, had the default RoPE base, cap and attention without a word."""
+    own = tmp_path / "own"
+    source = open_checkpoint(pretrained)
+    found = replace(source.model.config, attention="softmax1", rope_theta=500.0, logit_softcap=20.0)
+    config = TrainConfig(model=found, tokenizer=TokenizerConfig(vocab_size=280))
+    save_checkpoint(own, model=random_gpt(**asdict(found)), tokenizer=source.tokenizer, config=config)
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(
+        f"# @package _global_\ninit_from: {own}\nmodel:\n  rope_theta: 700\n"
+    )
+    register_schema({})
+    overrides = [f"hydra.searchpath=[{tmp_path}]", *job.replace("RUN", str(own)).split()]
+    with initialize_config_dir(str(CONF), **VERSION_BASE):
+        settings = check_job(overrides[1:], lambda: compose("train", overrides, return_hydra_config=True))
+    if changed is None:
+        assert settings.model == GPTConfig() and settings.tokenizer == TokenizerConfig()
+    else:
+        assert settings.model == replace(found, **changed) and settings.tokenizer.vocab_size == 280
+
+
+@pytest.mark.slow
+def test_jobs_that_begin_with_other_models_go_on_as_such_and_share_rows_with_their_seeds(tmp_path):
+    shared = tiny(tmp_path, max_steps=1)
+    for name, theta in {"a": 500, "b": 700}.items():
+        made = run_here("train.py", *shared, f"run_dir={name}", f"model.rope_theta={theta}", cwd=tmp_path)
+        assert made.returncode == 0, made.stderr
+    shared = [word for word in shared if not word.startswith(("model.", "tokenizer"))]
+    asked = ["train.py", "-m", *shared, "seed=1,2", "hydra.sweep.dir=s"]
+    first = run_here(*asked, "init_from=a,b", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    (tmp_path / "s/1/summary.json").unlink()  # as if that job had been killed before its end
+    again = run_here(*asked, "init_from=a,b", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    jobs = read_jobs(tmp_path / "s")
+    assert [(job.settings["init_from"], job.resolved["model.rope_theta"]) for job in jobs] == [
+        ("a", 500.0),
+        ("b", 700.0),
+    ] * 2
+    assert len(cells(markdown(jobs))) == 3 and "weights_hash" not in markdown(jobs)
+    # What its weights are not is known before any job has begun.
+    asked[-1] = "hydra.sweep.dir=other"
+    refused = run_here(*asked, "init_from=a,b", "model.n_layer=7", cwd=tmp_path)
+    assert refused.returncode == 1 and "init_from=a: its model is not the one asked for" in refused.stderr
+    assert not list((tmp_path / "other").glob("*/config.yaml"))
 
 
 @pytest.mark.slow

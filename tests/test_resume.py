@@ -288,7 +288,7 @@ def test_settings_that_change_the_result_are_named_and_refused_and_others_may_ch
     for shaping in (dict(optimizer=OptimizerConfig(name="adamw")), dict(model=replace(config.model, n_layer=1))):
         with pytest.raises(SettingsError, match="cannot change: leave these out, or begin a new run"):
             train(replace(again, **changed | shaping, allow_changes=True))
-    with pytest.raises(SettingsError, match=r"n_layer.* cannot change: leave these out, .*; in Python and in"):
+    with pytest.raises(SettingsError, match=r"n_layer.* cannot change: leave these out, .*; in Python, where"):
         train(TrainConfig(resume=config.run_dir))
     others = replace(again, **changed, max_steps=9, eval_interval=2, log_interval=3, keep_checkpoints=1)
     train(replace(others, data=replace(config.data, cache_dir=f"{text_file.parent}/other"), recompute="block"))

@@ -775,13 +775,6 @@ def test_a_file_whose_name_has_a_comma_is_quoted_in_a_sweep(tmp_path, monkeypatc
     check_typed({"init_from": '"a,c"'}, is_sweep=True)
 
 
-@pytest.mark.parametrize("runs", ["outputs/a,outputs/b", "choice(outputs/a,outputs/b)"])
-def test_a_sweep_over_models_to_begin_with_is_several_sweeps(runs):
-    """They were taken for one folder, which "does not exist"."""
-    with pytest.raises(SettingsError, match="all jobs have the settings of one model: type one: each is a sweep of"):
-        check_typed({"init_from": runs}, is_sweep=True)
-
-
 @pytest.mark.parametrize("script", ["train.py", "sample.py"])
 def test_a_command_pasted_into_a_cell_is_told_how_a_notebook_calls_it(script, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipykernel", mock.Mock())

@@ -54,16 +54,24 @@ def open_pretrained(config: TrainConfig) -> tuple[TrainConfig, Callable[[GPT], s
     return replace(config, model=model), partial(copy_weights, read), encoding
 
 
-def pretrained_config(where: str, *, has_run: bool = True) -> GPTConfig:
-    """Return the settings of init_from's model, without reading its weights.
-
-    has_run: False where the file of code= is yet to run, which may register the names of its attention.
-    """
+def pretrained_config(where: str) -> GPTConfig:
+    """Return the settings of init_from's model, without reading its weights."""
     with naming("init_from", where):
         name = name_of_theirs(where)
         if name:
             return read_config(name)
-        return first_intact(find_checkpoints(where), lambda path: read_settings(path, has_run=has_run))
+        return first_intact(find_checkpoints(where), read_settings)
+
+
+def refuse_other_model(config: TrainConfig) -> None:
+    """Raise SettingsError if config.model would need other weights than init_from's.
+
+    These are not read.
+    """
+    if config.init_from:
+        found = pretrained_config(config.init_from)
+        with naming("init_from", config.init_from):
+            inherit(found, config.model)
 
 
 def changes_from(where: str, model: GPTConfig) -> str:

@@ -69,7 +69,7 @@ from training.evaluation import first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, initial_seed, process_kept, seed_generators
 from training.optimizer import load_optimizer_state, optimizer_state
-from training.pretrained import changes_from, open_pretrained, pretrained_meta
+from training.pretrained import changes_from, open_pretrained, pretrained_meta, refuse_other_model
 from training.run import Run, rank_batch_size, steps_to_take
 from training.threads import is_fork, threads_of_run
 from training.wandb import check_key
@@ -408,7 +408,10 @@ def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool 
     size = config.model.vocab_size
     if size and size < data.vocab_size:
         owner = "task" if config.data.is_task else "tokenizer"
-        raise SettingsError(f"model.vocab_size={size} is less than the {owner}'s {data.vocab_size}", "leave it null")
+        remedy = "leave it null"
+        if config.init_from and config.data.is_task:  # whose ids its weights do not have yet
+            remedy = f"type model.vocab_size={data.vocab_size}, and new ids begin as the mean of the others"
+        raise SettingsError(f"model.vocab_size={size} is less than the {owner}'s {data.vocab_size}", remedy)
     return data
 
 
@@ -417,8 +420,9 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
     is_here: whether the run is for this machine, with its devices and files.
     """
-    # Check the model against this machine. Of another one nothing is known, but torch must be able to count the
-    # weights.
+    # Check the model against the weights with which it begins, and against this machine. Of another one nothing is
+    # known, but torch must be able to count the weights.
+    refuse_other_model(config)
     sized = replace(config.model, vocab_size=config.model.vocab_size or FEWEST_IDS)
     if is_here:
         ranks = Ranks.of_torchrun()
