@@ -363,7 +363,7 @@ def test_a_compiled_layer_goes_by_chunks_in_one_graph():
     assert [name for name in called if "chunked" in name] == ["tinygpt.chunked.default"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_first_call_imports_no_compiler():
     code = """
 import sys, torch

@@ -65,7 +65,7 @@ def test_a_stream_that_is_gone_or_full_is_answered_in_a_sentence_or_not_at_all(s
     assert done.returncode == status and done.stderr.startswith(said) and len(done.stderr.splitlines()) == bool(said)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("end", first_of("> /dev/full 2> /dev/full", ">&- 2>&-", "2>&1 | true; exit ${PIPESTATUS[0]}"))
 def test_a_run_goes_on_without_its_console(end, text_file, tmp_path):
     done = shell(f"{typed('train.py')} {shlex.join([*TINY, f'data.path={text_file}', 'run_dir=run'])} {end}", tmp_path)

@@ -387,7 +387,7 @@ def test_each_command_ends_with_the_sentence(tmp_path, script):
     assert trace[0].startswith("Traceback") and any("x.y" in line for line in trace)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_that_names_a_file_does_not_run_it(own, tmp_path):
     asked = [*tiny(tmp_path, max_steps=2), "attention=relu", "code=own.py", "run_dir=run"]
     assert run_here(*asked, cwd=tmp_path).returncode == 0
@@ -499,7 +499,7 @@ def test_a_weight_that_no_gradient_reaches_is_refused_under_torchrun_unless_froz
         try_code(replace(config, freeze=frozen), Ranks(launched=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_of_the_check_ends_in_a_sentence_for_own_heads_of_another_shape(tmp_path):
     (tmp_path / "own.py").write_text(
         f"{BEGINNING}@form('short')\ndef short(q, k, v, **given):\n    return v[..., :3, :]\n"
@@ -625,7 +625,7 @@ def test_a_leak_between_few_tokens_or_in_long_blocks_is_found(result, tmp_path):
     assert found.returncode == 1 and "attention=sdpa+blocks lets later tokens change earlier positions" in found.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_check_finds_a_form_that_sees_the_future(tmp_path, capsys):
     mean = "v.mean(2, keepdim=True).repeat_interleave(q.size(1) // v.size(1), 1)"
     source = f"{BEGINNING}@form('cheat')\ndef cheat(q, k, v, **others):\n    return {mean} + 0 * q[..., :1]\n"

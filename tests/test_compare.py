@@ -197,7 +197,7 @@ def test_a_run_that_failed_counts_for_no_variant_and_not_for_the_baseline(tmp_pa
         assert rows["sdpa+gate", size]["at all sizes"] == "undecided", "without a seed, whatever the p of the others"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_seed_that_failed_takes_the_win_from_a_variant_and_from_all_that_its_baseline_is_in(tmp_path):
     for name, failed in (("all", None), ("own", "sdpa+gate"), ("baseline", "sdpa")):
         put_sweep(folder := tmp_path / name, {"sdpa+gate": 1.5, "mla": 1 / 3})

@@ -84,7 +84,7 @@ def test_the_critical_values_are_those_of_all_orders_and_signs(late):
     assert cuts(alpha, pairs, late) == found and found[-1] > 0 > found[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twenty_pairs_decide_from_the_seventh_on_and_two_may_be_followed_in_addition():
     known = cuts(ALPHA, 20)
     assert [k >= 0 for k in known] == [False] * 6 + [True] * 14 and known[6:] == sorted(known[6:])

@@ -22,7 +22,7 @@ from unittest import mock
 import pytest
 import torch
 import yaml
-from conftest import run_here, some
+from conftest import first_of, run_here, some
 from hydra import compose, initialize_config_dir
 
 import model.attention as registered
@@ -113,7 +113,7 @@ def own_attention() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:3]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_attentions_of_the_page_keep_the_contract_in_a_file(tmp_path):
     (tmp_path / "my_attention.py").write_text("".join(own_attention()))
     registries = (registered.FORMS, registered.MODIFIERS, RAN)
@@ -250,7 +250,7 @@ RECORDED = {  # runs of docs/results, by what makes a table of them
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(RECORDED, 6))
+@pytest.mark.parametrize("name", some(RECORDED, 9))
 def test_a_pages_table_of_runs_is_what_its_command_makes_of_the_recorded_ones(name, tmp_path, monkeypatch, capsys):
     module, page = RECORDED[name]
     runs = ROOT / "docs/results" / name
@@ -465,7 +465,7 @@ ELSEWHERE += r"|\$file|path=TEXT|=/shared"  # and what stands for a name or a pl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", some(["README.md", *(f"docs/{name}.md" for name in RUN)], 8))
+@pytest.mark.parametrize("page", first_of("README.md", *(f"docs/{name}.md" for name in RUN)))
 def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
     text_file.rename(tmp_path / "notes.txt")
     for name in ("TinyStoriesV2-GPT4-train.txt", "log.txt", "held.txt"):

@@ -424,7 +424,7 @@ def test_the_validation_split_of_a_changed_text_is_what_the_run_held_out_or_the_
     assert "note" not in scored(against=train_config.run_dir)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_text_that_a_run_has_learned_is_told_with_its_share(train_config, tmp_path, capsys):
     def words(seed: int, count: int) -> str:
         return " ".join(np.random.RandomState(seed).choice([*"abcdefghij"], (count, 7)).view("<U7").ravel())

@@ -165,7 +165,7 @@ def short(train_config: TrainConfig) -> TrainConfig:
 
 MOMENTS = [3, 22, 45, 70]  # of three saves' 96 operations: in the first, at its link, in the second, in the last
 SLOW = [
-    pytest.param(n, marks=pytest.mark.slow) for n in range(0, 95, 5) if n not in MOMENTS
+    pytest.param(n, marks=pytest.mark.long if n % 10 else pytest.mark.slow) for n in range(0, 95, 5) if n not in MOMENTS
 ]  # the 96th flushes a folder whose link is in place, which may fail
 
 

@@ -241,7 +241,7 @@ def test_dropout_goes_to_the_kernel(monkeypatch):
     assert seen == [0.3]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("unchecked")
 def test_it_compiles_to_one_graph(monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda q, *rest, **more: q * 2)

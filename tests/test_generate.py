@@ -103,7 +103,7 @@ def kept_exactly(probabilities, p):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=12), st.data())
 def test_a_nucleus_is_that_of_exact_arithmetic_where_probabilities_are_binary_fractions(counts, data):

@@ -213,7 +213,7 @@ def test_torch_is_within_a_run_as_in_a_new_process(enabled):
     assert weight.grad is not None and weight.grad.unique().tolist() == [8]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_computes_the_same_where_a_program_has_changed_what_torch_does_by_default(train_config, tmp_path):
     def weights(name, **changes):
         directory = tmp_path / name
@@ -337,7 +337,7 @@ def test_an_error_while_a_run_begins_or_ends_leaves_everything_as_it_was(config,
             assert_unchanged(before, state())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_around_train_are_those_without_it_and_the_runs_are_those_without_draws(config, tmp_path):
     """A random search, as a program may make it."""
 

@@ -495,7 +495,7 @@ def test_parts_that_cannot_be_frozen_are_refused_with_those_that_can(other_text,
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_text_that_grew_and_holds_out_what_was_learned_before_is_told(train_config, tmp_path, caplog):
     file = tmp_path / "grows.jsonl"
     texts = [json.dumps({"text": f"{number} " + "words " * (number * 7 % 37)}) for number in range(400)]

@@ -79,7 +79,7 @@ def test_a_trace_of_a_token_with_a_cache_sees_all_keys():
     close(traced(q, k, v), sdpa(q, k, v))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "T"),
     [
@@ -97,7 +97,7 @@ def test_an_export_of_two_tokens_or_more_reads_texts_of_every_length(name, T):
         close(exported(tokens), gpt(tokens), atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", first_of("sdpa+sink", "sdpa+token_sink", "sdpa+forget+sink"))
 @torch.no_grad()
 def test_an_export_with_bounds_takes_grouped_keys_and_a_sink(name):

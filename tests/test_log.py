@@ -297,7 +297,7 @@ def test_a_long_validation_text_is_scored_in_part_saying_so_with_the_error_over_
         assert f"({part.tokens:,} in the last evaluation)" in "\n".join(describe(run.config, run.data, run.model))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_evaluation_keeps_documents_apart_and_computes_as_training_does(documents):
     documents.data.document_mask = True
     with open_run(replace(documents, precision="bf16")) as run:

@@ -64,7 +64,7 @@ def test_no_product_leaves_64_bits_and_rows_are_evenly_used(top):
     assert len(ngram_hashes([*grid.T])[1].unique()) > 65_500
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tables_are_counted_apart_begin_small_and_are_left_to_adamw(train_config):
     config = GPTConfig(vocab_size=61, **TABLES)
     model, plain = GPT(config), GPT(replace(config, ngrams=None))

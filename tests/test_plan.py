@@ -146,7 +146,7 @@ def recorded_peak(config: TrainConfig) -> int:
     return max(accumulate(size for _, size in sorted(sizes)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "attention",
     first_of("softcap+forget+sink", "sdpa", "sdpa+window", "sigmoid", "sparsemax", "stick", "moba", "index"),
@@ -174,7 +174,7 @@ def test_on_a_gpu_chunks_hold_more_than_fused_attention_does():
     assert held["sigmoid"] + chunk < held["stick"] < held["sigmoid"] + 3 * chunk
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_muon_holds_no_more_where_it_moves_all_matrices_at_once_as_on_a_gpu(monkeypatch):
     """A dry run takes a CPU's steps, one matrix after the other."""
     config = TrainConfig(model=GPTConfig(n_layer=4, n_head=4, n_embd=128, block_size=8, vocab_size=257), batch_size=1)
@@ -490,7 +490,7 @@ def test_a_text_that_is_read_more_than_four_times_gets_dropout(train_config, mon
     assert models[0] == models[1] == models[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_plan_without_a_time_says_how_to_learn_the_size_of_new_weights(train_config):
     config = replace(train_config, run_dir=None, resume=train_config.run_dir)
     assert "\nsize " not in plan_run(train_step, config)
@@ -508,7 +508,7 @@ def test_the_time_of_a_gpu_is_that_of_the_runs_type(train_config):
     assert time_of("fp32").endswith("at 40% of 8.1 TFLOP/s")  # its data sheet
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_pages_memory_of_a_cloud_gpu_is_the_predicted_one(tmp_path):
     page = (ROOT / "docs/hardware.md").read_text(encoding="utf-8")
     ((command, told),) = re.findall(r"^\| T4, 16 GB .*?`python (train.py .*?)` \| .*: ([\d.]+ GB), ", page, re.M)

@@ -495,7 +495,7 @@ print('TOKENS', len(ready.train), flush=True)
     return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_that_start_at_once_prepare_once_also_when_the_first_is_killed(tmp_path, text_file):
     first = start(tmp_path, text_file, before="print('HERE', flush=True); time.sleep(60)")
     while first.stdout.readline() != "HERE\n":
@@ -826,7 +826,7 @@ def test_a_field_that_no_table_of_a_mixed_folder_has_is_refused_with_those_it_ha
         prepare.make_folder(tmp_path / "made", source, TokenizerConfig(name="byte"), lambda line: None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("length", "told"), [(14_000, True), (2_000, False)])
 def test_long_documents_beside_many_short_ones_are_told_as_never_held_out(length, told, tmp_path):
     (tmp_path / "texts").mkdir()

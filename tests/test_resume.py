@@ -161,7 +161,7 @@ def test_a_stopped_and_crashed_run_ends_as_the_uninterrupted_one_to_the_bit(conf
     assert read_summary(Path(again.run_dir)).status == "finished"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_within_a_run_is_answered_with_the_way_back_to_it(config, tmp_path):
     """Which ends in the bits of the run that was not interrupted."""
     config = replace(config, run_dir=str(tmp_path / "a run"), checkpoint_interval=5, keep_checkpoints=9, log_interval=1)
@@ -186,7 +186,7 @@ def test_a_checkpoint_within_a_run_is_answered_with_the_way_back_to_it(config, t
         find_run(str(tmp_path), None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_taken_out_of_its_run_is_answered_with_a_run_that_goes_on(config, tmp_path):
     config = replace(config, run_dir=str(tmp_path / "run"), checkpoint_interval=5, keep_checkpoints=9)
     train(config)
@@ -560,7 +560,7 @@ def test_a_finished_run_says_what_to_raise_until_it_is_raised(config, end, caplo
     assert caplog.messages.count(said) == 1 and steps_of(config.run_dir)[-1] == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_run_that_goes_on_with_another_text_is_scored_on_that_text(config, text_file):
     """Its loss was infinite, and its summary had the figures of the text before."""
     train(replace(config, max_steps=1))
@@ -640,7 +640,7 @@ def test_a_damaged_checkpoint_is_passed_over_saying_so_and_set_aside(config, tmp
     assert len([*last.parent.glob("damaged_step_8_*")]) == 1 and not [*last.parent.glob(".*")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_copy_of_a_run_whose_links_have_become_folders_goes_on(config, tmp_path):
     train(replace(config, max_steps=8))
     shutil.copytree(config.run_dir, copy := tmp_path / "copy")  # follows the links
@@ -674,7 +674,7 @@ FORGED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_whose_only_checkpoint_is_unusable_is_refused_in_a_sentence_and_stays_as_it_is(train_config, tmp_path):
     train(replace(train_config, max_steps=1, sample_tokens=0))
     states = {"another state": safetensors.torch.save({"x": torch.zeros(2)}), "pickle": pickle.dumps(Path("x"))}

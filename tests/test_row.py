@@ -438,7 +438,7 @@ def test_an_edit_of_code_that_the_steps_repeat_is_computed_and_not_the_steps(fil
     assert run.stdout == f"{takes_steps} True\n", run.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("old", "new"), first_of(("        ", "    "), ("def ", "async def "), ('"""', "'"), ("def ", "\n\ndef "))
 )

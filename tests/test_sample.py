@@ -149,7 +149,7 @@ def test_what_the_model_wrote_reaches_a_pipe_byte_for_byte_and_a_terminal_with_s
     assert done.stdout == "".join(f"--- sample {n} of 2, seed={n}\n{shown}\n" for n in (1, 2))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("locale", first_of("C.UTF-8", "C", "en_US.ISO-8859-1"))
 def test_a_pipe_gets_nothing_but_prompt_and_text_and_nothing_is_said_when_its_reader_leaves(run_directory, say, locale):
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

@@ -332,7 +332,7 @@ def odd_values(tmp_path_factory) -> Path:
 PROMPT = "don,t \"stop\": 'x'\n\\ é"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("library", first_of(*READERS))
 def test_programs_read_the_values_of_config_yaml_from_the_table(library, odd_values):
     rows = READERS[library](pytest.importorskip(library), odd_values / "leaderboard.csv")
@@ -720,7 +720,7 @@ def test_a_range_has_the_numbers_of_its_decimals_without_its_end(typed, start, s
         assert {job["optimizer.lr"] for job in jobs} - {"7"} == expected, arguments
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_home_folder_is_typed_in_a_sweep_as_in_a_run(tmp_path, monkeypatch):
     """A shell leaves the ~ of NAME=~/x to the program, and Hydra reads no ~."""
     home = tmp_path / "my home"
@@ -880,7 +880,7 @@ def test_texts_and_folders_of_a_sweep_are_those_of_a_run(tmp_path, monkeypatch):
     assert written["tags"] == ["2024_01", "1e3", "True", "x", "2.0"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_is_called_by_the_value_that_varies_though_it_is_typed_before(tmp_path, monkeypatch):
     """Behind seed=1 the job of seed=1,2 with that value had no name, here and in wandb."""
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"as {config.wandb.name}")
@@ -897,11 +897,11 @@ SAME = [
     (["seed=1,1,2"], "12"),
     (["seed=range(1,3),2"], "12"),
     (["seed=1,2", "optimizer.lr=0.02,2e-2"], "12"),
+    (["hydra.sweeper.variants=['max_steps=${floordiv:3,2}','max_steps=1','seed=1 max_steps=1.0']"], "1"),
     (["seed=4", "optimizer.lr=range(0.1,0.5,0.1),0.3"], "4444"),
     (["hydra.sweeper.variants=['attention=sdpa','optimizer.lr=2e-2','model.attention=sdpa','model.n_head=2']"], "11"),
-    (["hydra.sweeper.variants=['max_steps=${floordiv:3,2}','max_steps=1','seed=1 max_steps=1.0']"], "1"),
-    (["seed=1,2", "wandb.name=a,b", "data.cache_dir=c,d"], "12"),
     (["hydra.sweeper.variants=['model=tiny','optimizer=muon','']", "seed=3"], "3"),
+    (["seed=1,2", "wandb.name=a,b", "data.cache_dir=c,d"], "12"),
     (["seed=1,2", "sample_prompt='${hydra:job.num}','${hydra:job.id}'"], "1122"),  # the job alone knows it
 ]
 
@@ -955,7 +955,7 @@ def test_a_value_that_follows_from_another_or_from_the_job_is_swept_and_one_of_n
     assert "eval_interval cannot be read (Interpolation key 'nope' not found): " in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rate_in_proportion_to_the_batch_is_swept(tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"rate {config.optimizer.lr:.6f}")
     result = run_here(
@@ -977,7 +977,7 @@ def test_a_value_that_no_job_can_compute_is_refused_before_any_run(value, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("asked", "variants"),
     first_of(
@@ -1035,7 +1035,7 @@ def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_fil
     assert said.startswith("error: attention=spda: 'spda' is no form: did you mean sdpa? ") and said.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_dry_run_of_a_sweep_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"n_head={config.model.n_head}")
     (place := tmp_path / "elsewhere").mkdir()

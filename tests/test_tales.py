@@ -119,7 +119,7 @@ def test_the_reader_finds_every_exchange_of_a_word_that_is_told_twice():
 # As a text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tales_are_documents_of_their_own_and_a_text_like_any_other(tmp_path):
     config = DataConfig(source="tales", tales=TalesConfig(count=2000), cache_dir=str(tmp_path))
     assert ["".join(document) for document in Source(config).documents()] == made(2000)

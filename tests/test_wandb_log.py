@@ -106,7 +106,7 @@ def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(c
     assert first.steps() + second.steps() == [1, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9, 10]  # from the checkpoint of step 5 on
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_copy_of_a_run_is_a_new_run_of_wandb_and_a_moved_one_the_same(config, sessions, tmp_path, caplog):
     """Both went on as one run of wandb, whose curves were of two."""
     train(replace(config, max_steps=1))
@@ -274,7 +274,7 @@ def test_the_mode_is_the_environments_where_none_is_set(monkeypatch, mode, in_sw
         _ = WandbConfig().active_mode
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_runs_of_a_sweep_are_a_group_named_by_what_varies(tmp_path, text_file, sessions):
     command = f"""-m model.n_head=1,2 model.n_layer=1 model.n_embd=8 model.block_size=16 data.path={text_file}
         data.cache_dir={tmp_path}/cache tokenizer=byte max_steps=1 sample_tokens=0 wandb.mode=offline device=cpu
@@ -284,7 +284,7 @@ def test_the_runs_of_a_sweep_are_a_group_named_by_what_varies(tmp_path, text_fil
     assert [session.given["name"] for session in sessions] == ["0 model.n_head=1", "1 model.n_head=2"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_id_of_the_environment_is_that_of_one_run(config, sessions, monkeypatch, tmp_path, text_file, caplog):
     """A second run with it would overwrite the first."""
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
@@ -302,7 +302,7 @@ def test_a_run_id_of_the_environment_is_that_of_one_run(config, sessions, monkey
     assert len(sessions) == 2 and (tmp_path / "other/checkpoints/step_5").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_wandbs_files_are_where_the_environment_says(config, sessions, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     elsewhere = tmp_path / "not yet/there"
