@@ -16,7 +16,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TypeVar
 
-from common.console import in_notebook
+from common.console import is_kernel
 from common.errors import SettingsError
 from common.mistakes import mistakes_explained
 from common.settings import (
@@ -101,7 +101,7 @@ def answer(
     with mistakes_explained(explain):
         arguments = sys.argv[1:]
         refuse_removed_folder()
-        if in_notebook() and "kernel_launcher" in sys.argv[0]:  # the code of a command, pasted into a cell
+        if is_kernel():  # the code of a command, pasted into a cell
             remedy = f"type %run {script.name} NAME=VALUE, or call functions as docs/tour.ipynb does"
             raise SettingsError("a cell has the arguments of the notebook's kernel", remedy)
         if {"--help", "-h"} & {*arguments}:

@@ -44,6 +44,11 @@ def show_log() -> logging.Handler:
     return CONSOLE
 
 
+def is_kernel() -> bool:
+    """Return whether this process is a notebook's kernel, whose arguments nobody typed."""
+    return in_notebook() and "kernel_launcher" in sys.argv[0]
+
+
 def in_notebook() -> bool:
     """Return whether this process is a Jupyter kernel."""
     return "ipykernel" in sys.modules

@@ -11,6 +11,7 @@ from typing import Any
 import tiktoken
 import torch
 
+from common.console import is_kernel
 from common.files import replace_text
 from common.text import visible
 from model.heads import for_each_layer
@@ -46,7 +47,7 @@ class Report(Logger):
             "processor": torch.cuda.get_device_name(run.device) if cuda else platform.machine(),
         }
         self.note(
-            command=shlex.join(["python", *sys.argv]),
+            command="train() in a notebook" if is_kernel() else shlex.join(["python", *sys.argv]),
             commit=commit(),
             machine=machine | run.computed_on(),
             text=getattr(run.data, "description", run.data.fingerprint),

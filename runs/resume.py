@@ -104,14 +104,16 @@ NO_RUN = "give a run's directory, or auto; without it a run begins anew"
 def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.info) -> Path | None:
     """Return the directory of resume=`where`; for auto the newest unfinished run, or None.
 
+    With auto, a finished run in run_dir itself is that run too: the same command again has more steps to take, or none.
     say: logs that auto has found none.
     """
     if where == "auto":
-        runs = runs_by_age([user_path("run_dir", run_dir)]) if run_dir else runs_by_age()
-        for run in runs:
+        folder = user_path("run_dir", run_dir) if run_dir else None
+        for run in runs_by_age([folder]) if folder else runs_by_age():
             # Pass over a run without a readable checkpoint.
             with suppress(CheckpointError):
-                if not is_locked(run / ".lock") and not newest(run, read_meta).progress.finished:
+                finished = newest(run, read_meta).progress.finished and run != folder
+                if not is_locked(run / ".lock") and not finished:
                     return run
         place = run_dir or "outputs/ and multirun/"
         say("resume=auto finds no unfinished run with a checkpoint in %s: the settings are for a new run.", place)

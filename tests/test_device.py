@@ -430,9 +430,10 @@ def test_the_minutes_of_a_run_leave_out_the_pass_that_compiles_after_a_resume_to
 def test_a_notebook_shows_the_bar_and_the_lines(train_config, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipykernel", mock.Mock())
     monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "-f", "/x/runtime/kernel-1.json"])
     train(replace(train_config, max_steps=2))
     out, err = capsys.readouterr()
-    assert "2/2 [" in err
+    assert "2/2 [" in err and '"train() in a notebook"' in Path(train_config.run_dir, "report.jsonl").read_text()
     assert "best validation loss" in out and "text      " in out
 
 

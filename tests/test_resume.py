@@ -485,11 +485,17 @@ def test_from_the_command_line_a_run_has_its_own_settings_but_for_what_is_typed(
         f"resume={run_dir} schedule=cosine": "schedule.name=cosine (was warmup_stable_decay), ",  # a whole group
         f"resume={run_dir} tokenizer=bpe": "tokenizer.name=bpe (was byte)",
         f"resume={run_dir} run_dir=b": f"resume={run_dir} and run_dir=b are two folders: leave out run_dir",
-        f"resume=auto run_dir={run_dir}": f"run_dir={run_dir} already holds a run",  # which is finished
     }
     for typed, said in refusals.items():
         refused = run_here("train.py", *typed.split(), cwd=tmp_path)
         assert refused.returncode == 1 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
+    # The same command after its end, as of a job that is queued again: it has nothing to do, or more steps to take.
+    again = ["train.py", "resume=auto", f"run_dir={run_dir}"]
+    done = run_here(*again, cwd=tmp_path)
+    assert done.returncode == 0 and "has finished: to train on, raise max_steps" in done.stdout + done.stderr
+    assert "for a new run" not in done.stdout + done.stderr and steps_of(tmp_path / run_dir) == [1, 2, 3, 4]
+    more = run_here(*again, "max_steps=5", cwd=tmp_path)
+    assert more.returncode == 0 and steps_of(tmp_path / run_dir) == [1, 2, 3, 4, 5], more.stderr
 
 
 def test_a_run_that_may_not_be_written_to_is_resumed_as_a_copy(tmp_path, monkeypatch):
