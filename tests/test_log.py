@@ -245,6 +245,20 @@ def test_without_a_terminal_a_line_comes_every_half_minute(train_config, monkeyp
     assert lines == ["step 4 of 20", "step 8 of 20", "step 12 of 20", "step 16 of 20", "step 20 of 20", "step 20"]
 
 
+def test_a_line_between_two_rows_says_of_which_step_its_figures_are(train_config, caplog):
+    caplog.set_level(logging.INFO, "tinygpt")
+    with open_run(train_config) as run:
+        terminal = Terminal(run)
+        for step, row in ((1, None), (10, {"loss": 2.0, "tokens": 640, "tokens_per_s": 1500.0}), (13, None)):
+            run.progress.step = step
+            if row:
+                terminal.on_row(row, "")
+            terminal.last_line = -math.inf
+            terminal.on_step()
+        figures = f": loss 2.000, 1.5k tokens/s, epoch {640 / len(run.data.train):.2f}"
+    assert caplog.messages[-3:] == ["step 1 of 20", f"step 10 of 20{figures}", f"step 13 of 20{figures} (at step 10)"]
+
+
 @pytest.mark.slow
 def test_the_log_tells_of_both_parts_of_a_stopped_run_and_the_summary_of_the_signal(train_config):
     config = replace(train_config, sample_tokens=0, batch_size=4)

@@ -94,7 +94,8 @@ class Terminal(Logger):
         self.bar.update(step - self.bar.n if not self.bar.disable else 0)  # draws ten times a second at most
         if self.bar.disable and time.monotonic() > self.last_line + QUIET:
             of = f" of {self.run.max_steps:,}" if self.run.max_steps else ""
-            log.info("step %d%s%s", step, of, self.figures)
+            row = self.losses[-1][0] if self.losses else step
+            log.info("step %d%s%s%s", step, of, self.figures, f" (at step {row})" if row < step else "")
             self.last_line = time.monotonic()
 
     def tell_if_busy(self, speed: float) -> None:
