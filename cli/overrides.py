@@ -91,12 +91,17 @@ def refuse_hidden(folder: Path) -> None:
 def refuse_misread(file: Path) -> None:
     """Raise SettingsError for a value of a file that YAML reads as another than is typed.
 
-    Without quotes YAML takes 12:30 for 750, 010 for 8, no for false and 1.10 for 1.1.
+    Without quotes YAML takes 12:30 for 750, 010 for 8, no for false and 1.10 for 1.1. Raises it too for a byte order
+    mark before the line # @package _global_, which Hydra then passes over.
     """
     from omegaconf import OmegaConf  # mistakes in typed settings are answered before this import
 
     hints = setting_hints(TrainConfig)
-    content = file.read_text("utf-8-sig")
+    content = file.read_text("utf-8")
+    if re.match("\ufeff *# *@package", content):
+        fault = f"{seen_from_here(file)} begins with a byte order mark, which hides its line # @package from Hydra"
+        remedy = rf"sed -i '1s/^\xEF\xBB\xBF//' {shlex.quote(seen_from_here(file))} removes it"
+        raise SettingsError(fault, remedy)
     group = "" if "@package _global_" in content else file.parent.name
     try:
         written = flat({group: yaml.load(content, yaml.BaseLoader)})  # each value is a text

@@ -1,6 +1,7 @@
 """A person's own files of settings: folders, experiments, and their mistakes."""
 
 import itertools
+import subprocess
 
 import pytest
 from hydra.errors import HydraException
@@ -164,6 +165,18 @@ def test_an_experiment_that_sets_nothing_of_a_run_is_answered_with_its_first_lin
     (folder / "experiment/odd.yaml").write_text(content)
     with pytest.raises(SettingsError, match="begin its file with the line # @package _global_"):
         composed(f"--config-dir={folder}", "experiment=odd")
+
+
+def test_a_byte_order_mark_that_hides_the_first_line_is_refused_with_the_command_that_removes_it(folder):
+    file = folder / "experiment/odd.yaml"
+    file.write_text(SMALL, "utf-8-sig")
+    with pytest.raises(SettingsError, match="odd.yaml begins with a byte order mark, which hides") as caught:
+        refuse_misread(file)
+    subprocess.run(caught.value.remedy.removesuffix(" removes it"), shell=True, check=True)
+    assert file.read_text() == SMALL
+    refuse_misread(file)
+    file.write_text("name: adamw\n", "utf-8-sig")  # hides nothing
+    refuse_misread(file)
 
 
 @pytest.mark.parametrize(
