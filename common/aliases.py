@@ -23,6 +23,9 @@ NAMES = {
         test_size test_split holdout eval_split_ratio
     """,
     "data.val_fraction: 0.1 holds out 10%": "validation_split_percentage",
+    "data.path: a file without the test, which eval.py data.path=FILE scores; docs/data.md divides a text": (
+        "test_fraction test_ratio test_path test_file test_data test_dataset test_set test_bin train_test_split splits"
+    ),
     "data.text_field": "text_column text_column_name text_key",
     "data.path: a shorter file, as head -n 1000 FILE writes it": (
         "max_train_samples max_samples max_examples max_documents num_examples sample_size limit limit_train_batches"
@@ -33,7 +36,13 @@ NAMES = {
     "data.val_path: a folder or a glob, whose files are one text; docs/generation.md scores each by itself": (
         "val_files validation_files val_datasets eval_datasets"
     ),
-    "data.path: a file in lower case, which docs/data.md makes": "lowercase lower_case do_lower_case lower",
+    "data.path: a file in lower case, which docs/data.md makes": (
+        "lowercase lower_case do_lower_case lower uncased text_cleaners"
+    ),
+    "data.path: a file without them, which docs/data.md makes": """
+        pii remove_pii redact_pii scrub_pii mask_pii pii_masking pii_redaction redact anonymize anonymise deidentify
+        remove_emails mask_emails
+    """,
     "data.path: a file in one form, such as NFC, which docs/data.md makes": """
         normalize normalise normalizer unicode_normalization unicode_normalize normalization_form
         normalization_rule_name nfc nfd nfkc
@@ -350,13 +359,16 @@ NAMES = {
     ),
     "optimizer: the epsilon of AdamW is always 1e-10": "eps adam_eps adam_epsilon",
     "optimizer.lr: python train.py -m optimizer.lr=0.01,0.02,0.04 compares several": (
-        "find_lr lr_find auto_lr_find lr_finder"
+        "find_lr lr_find auto_lr_find lr_finder learning_rate_finder lr_range_test"
     ),
     "recompute: recompute=block": """
         gradient_checkpointing use_gradient_checkpointing grad_checkpointing activation_checkpointing
         checkpoint_activations enable_activation_checkpointing enable_activation_offloading recompute_activations
         recompute_granularity gradient_checkpointing_kwargs activation_checkpointing_kwargs
     """,
+    "recompute: block recomputes every block; there is no number of them": (
+        "recompute_num_layers checkpoint_num_layers checkpoint_every_n_layers activation_checkpoint_every"
+    ),
     "patience: the number of evaluations without a better loss": "early_stopping",
     "patience": "early_stopping_patience",
     "patience: evaluations without a better loss, by however little; there is no threshold": """

@@ -726,6 +726,27 @@ def test_what_a_dump_has_for_line_ends_is_told_and_the_command_of_the_page_makes
     assert read(source) == [MEANT, "plain"] and not source.note_lines()
 
 
+def test_the_commands_of_the_page_mask_addresses_and_names_and_make_typed_quotes(tmp_path):
+    (tmp_path / "mails.txt").write_text("Ann Lee <ann.lee+x@mail.co.uk>, Joann: b_c@d.org. @ home, a@b\n")
+    (tmp_path / "names.txt").write_text("Ann\nMary Lee\nLee\n")
+    (tmp_path / "book.txt").write_text("“It’s time – no,” said ‘é’ — “日”\n", encoding="utf-8")
+    commands = {"sed -E 's/[[:alnum:]": "masked", r'sed -E "s/\b($(': "nameless", 'sed -E "s/“': "typed"}
+    for begin, made in commands.items():
+        subprocess.run(["bash", "-c", command_of_the_page(begin, f"> {made}.txt")], check=True, cwd=tmp_path)
+    assert (tmp_path / "nameless.txt").read_text() == "NAME NAME <EMAIL>, Joann: EMAIL. @ home, a@b\n"
+    assert (tmp_path / "typed.txt").read_text(encoding="utf-8") == '"It\'s time - no," said \'é\' - "日"\n'
+
+
+def test_the_commands_of_the_page_divide_a_text_into_three_parts(tmp_path):
+    lines = [json.dumps({"text": f"{n} {n * n}"}) for n in range(700)]
+    (tmp_path / "notes.jsonl").write_text("\n".join([*lines, *lines[:90], ""]))
+    command = command_of_the_page("sort -u notes.jsonl", "> rest.jsonl")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    test, rest = ((tmp_path / f"{name}.jsonl").read_text().splitlines() for name in ("test", "rest"))
+    assert len(test) == 500 and len(rest) == 200 and {*test, *rest} == {*lines}
+    assert test != sorted(test)
+
+
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 def test_json_that_was_escaped_twice_is_told_and_the_command_of_the_page_mends_it(tmp_path):
     (tmp_path / "twice.jsonl").write_text(json.dumps({"id": 1, "text": json.dumps("One.\nTwo")[1:-1]}) + "\n")
