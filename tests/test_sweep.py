@@ -552,7 +552,7 @@ MISTAKES = {
     "hydra.sweeper.variants=[seed=1,seed=2]": """: write 'hydra.sweeper.variants=["NAME=VALUE",…]', or on """,
     "hydra.sweeper.variants=": "hydra.sweeper.variants= is empty",
     "model.n_head=2,3 seed=1,2": "error: model.n_head=3 does not divide model.n_embd=128: ",
-    "max_steps=0 seed=1,2": "error: max_steps=0 must be at least 1: correct it",
+    "max_steps=0 seed=1,2": "error: max_steps=0 must be at least 1: max_steps=1000000 schedule=constant",
     "seed=1,two": "error: seed=two is not a whole number",
     "device=cpu,tpu": "error: device=tpu is not a device: choose auto, cpu",
     "hydra.sweep.dir=/proc/x seed=1,2": "hydra.sweep.dir=/proc/x cannot be used",

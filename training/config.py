@@ -27,6 +27,7 @@ WANDB_MODES = ("disabled", "offline", "online")
 TEXTS = " ".join(VAL_FRACTIONS)
 # How to have what other trainers mean by 0 or -1, where leaving the setting out does not give it.
 NEVER = {
+    "max_steps": "max_steps=1000000 schedule=constant leaves the end to patience=5, null to max_minutes",
     "log_interval": "log_interval=1000000 writes lines of the first step and of evaluations alone",
     "eval_interval": "eval_interval=1000000 evaluates the last step alone",
     "checkpoint_interval": "checkpoint_interval=1000000 saves no steps but those evaluated and the last",
