@@ -50,6 +50,8 @@ LARGER = ["val_accuracy", *(column.field for column in COLUMNS if column.larger)
 TIMED = [column.field for column in COLUMNS if column.timed]
 METRICS = [name for name in NUMBERS if name not in ("seed", "threads", "step", "best_step", "tokens", "val_tokens")]
 """The figures of which more or less is better."""
+OF_TOKENS = ("val_loss", "tokens_per_s", "decode_tokens_per_s", "cache_bytes_per_token")
+"""Figures of a token: each tokenizer has its own."""
 
 
 @dataclass
@@ -195,6 +197,7 @@ class Decide(Grid):
         configs = [self.check_job([*settings, f"seed={seed}", *each]) for each in self.groups]
         for config in filter(None, configs):
             self.refuse_absent(config)
+        self.refuse_other_tokens([*filter(None, configs)])
         self.planned = [settings_of_result(flat(asdict(config))) if config else {} for config in configs]
         names = [" ".join(each) for each in self.groups]
         self.refuse_equal(dict(zip(names, configs, strict=True)))
@@ -241,6 +244,13 @@ class Decide(Grid):
             raise SettingsError(f"{asked} is a figure of tasks, not of texts", "choose val_bpb")
         if self.metric == "decode_tokens_per_s" and not config.sample_tokens:
             raise SettingsError(f"{asked} is not measured with sample_tokens=0", "leave sample_tokens out")
+
+    def refuse_other_tokens(self, configs: list[TrainConfig]) -> None:
+        """Raise SettingsError if the metric is of tokens, and two variants have other ones."""
+        tokenizers = [config.tokenizer for config in configs if not config.data.is_task]
+        if self.metric in OF_TOKENS and any(each != tokenizers[0] for each in tokenizers):
+            problem = f"hydra.sweeper.metric={self.metric} is of tokens, and each tokenizer has its own"
+            raise SettingsError(problem, "choose val_bpb, or variants of one tokenizer")
 
     def compose(self, job: Sequence[str]) -> DictConfig:
         """Compose a job; SettingsError if its variant brings a seed, as an experiment may."""
@@ -407,6 +417,12 @@ class Decide(Grid):
             counts = f"{first.val_tokens:,.0f} and {own.val_tokens:,.0f} targets"
             remedy = remedy_for_parts((first.val_tokens, own.val_tokens))
             comparison.verdict = f"{FAILED}seed {seed} was scored on different texts ({counts}): {remedy}"
+            return
+        # A bpe of another text divides the same bytes into other tokens.
+        if self.metric == "val_loss" and first.val_tokens != own.val_tokens:
+            counts = f"{first.val_tokens:,.0f} and {own.val_tokens:,.0f}"
+            remedy = "choose hydra.sweeper.metric=val_bpb"
+            comparison.verdict = f"{FAILED}seed {seed} was scored on different tokens of a text ({counts}): {remedy}"
             return
 
         # Add the pair, then judge all of them.

@@ -28,7 +28,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_here, swept, tiny
 
 from common.errors import SettingsError
-from data.config import DataConfig
+from data.config import DataConfig, TokenizerConfig
 from docs import decide_worth as worth
 from docs.estimates import Estimate, holm, p_value, t_quantile
 from model.config import GPTConfig
@@ -661,6 +661,23 @@ def test_losses_on_different_parts_of_a_text_are_not_compared(metric, first, own
         assert int(standing(tmp_path)["attention=mla"][1]) >= 3
 
 
+def test_a_loss_of_other_tokens_is_not_compared_though_the_bytes_are_the_same(tmp_path):
+    """A bpe of another text, for example: 512 tokens of 2 nats and 256 of 4 have the same bits per byte."""
+    sweeper = decide(metric="val_loss", variants=VARIANTS[:2])
+    in_memory(sweeper, tmp_path, noisy)
+    outcome = sweeper.outcome
+
+    def scored(number: int, name: str, result: object) -> Summary | str:
+        put_summary(tmp_path / name, val_loss=2.0 + 2 * number, val_bpb=1.5, val_tokens=512.0 / (1 + number))
+        return outcome(number, name, result)
+
+    sweeper.outcome = scored
+    with pytest.raises(SettingsError, match="^1 of 1 variants stay undecided, because a pair is missing"):
+        sweeper.sweep([])
+    said = "seed 1 was scored on different tokens of a text (512 and 256): choose hydra.sweeper.metric=val_bpb"
+    assert standing(tmp_path)["attention=mla"][:2] == [f"undecided, because {said}", "0"]
+
+
 def test_other_figures_have_their_own_better_side_and_one_that_is_missing_is_told(tmp_path):
     sweeper = decide(metric="tokens_per_s", variants=VARIANTS[:2])
     in_memory(sweeper, tmp_path, noisy)
@@ -741,6 +758,25 @@ def test_a_metric_that_the_runs_do_not_have_is_refused_before_them(metric, sourc
     said = f"^hydra.sweeper.metric={metric} is .*: {remedy}"
     with pytest.raises(SettingsError, match=said) if remedy else nullcontext():
         decide(metric=metric).refuse_absent(config)
+
+
+@pytest.mark.parametrize(
+    ("metric", "source", "tokenizers", "is_refused"),
+    [
+        ("val_loss", "stdlib", ("bpe", "byte"), True),
+        ("tokens_per_s", "stdlib", ("bpe", "bpe", "gpt2"), True),
+        ("cache_bytes_per_token", "stdlib", ("byte", "gpt2"), True),
+        ("val_bpb", "stdlib", ("bpe", "byte"), False),
+        ("seconds", "stdlib", ("bpe", "byte"), False),
+        ("val_loss", "stdlib", ("byte", "byte"), False),
+        ("val_loss", "recall", ("bpe", "byte"), False),  # a task has no tokenizer
+    ],
+)
+def test_a_figure_of_tokens_is_not_compared_between_tokenizers(metric, source, tokenizers, is_refused):
+    configs = [TrainConfig(data=DataConfig(source=source), tokenizer=TokenizerConfig(name=name)) for name in tokenizers]
+    said = f"^hydra.sweeper.metric={metric} is of tokens, .*: choose val_bpb, or variants of one tokenizer"
+    with pytest.raises(SettingsError, match=said) if is_refused else nullcontext():
+        decide(metric=metric).refuse_other_tokens(configs)
 
 
 @pytest.mark.long
