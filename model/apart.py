@@ -16,6 +16,7 @@ written, and are gone after it. A gradient is computed within the block too: a b
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -88,8 +89,9 @@ def edited(model: GPT, edits: Mapping[Part, Edit]) -> Iterator[None]:
 
     A head's result is (B, T, D), before its columns of o_proj; an MLP's is (B, T, C). T counts the new tokens: one
     after the other while text is written with a cache. Blocks within blocks act in their order. A copy of the model
-    keeps the edits; no file of weights has them, so a checkpoint or an export is refused within the block. Raises
-    ValueError for a part that the model lacks, and in a forward pass for a result of another shape.
+    keeps the edits; no file of weights has them, so a checkpoint or an export is refused within the block. Passes of
+    other threads have them too. Raises ValueError for a part that the model lacks, and in a forward pass for a result
+    of another shape.
 
     For example, patching takes the result of another text (Wang et al. 2022, "Interpretability in the Wild"):
 
@@ -177,13 +179,24 @@ def results(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Pa
     They are those of eval mode. doc_starts keeps documents apart, as in GPT.forward().
     """
     found: dict[Part, Result] = {}
+    recorded = of_this_thread(found.setdefault)
 
     def record(part: Part) -> Edit:
-        return lambda result: found.setdefault(part, result)
+        def edit(result: Result) -> Result:
+            recorded(part, result)
+            return result
+
+        return edit
 
     with eval_mode(model), edited(model, {part: record(part) for part in parts(model)}):
         read(model, tokens, doc_starts=doc_starts)
     return found
+
+
+def of_this_thread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does nothing in other threads, which may read the model too."""
+    thread = get_ident()
+    return lambda *arguments: function(*arguments) if get_ident() == thread else None
 
 
 def means(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Part, Float[Tensor, " _"]]:
@@ -213,7 +226,7 @@ def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[St
     added: list[Stream] = []
 
     def recorder(record: list[Stream]) -> Callable[..., None]:
-        return lambda module, arguments: record.append(arguments[0])
+        return of_this_thread(lambda module, arguments: record.append(arguments[0]))
 
     with ExitStack() as stack, eval_mode(model), uncompiled_calls():
         # Each norm reads the stream before the next part. A module may stand in two places: one hook sees both calls.
@@ -224,8 +237,8 @@ def streams(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> list[St
         for block in dict.fromkeys(model.blocks):
             stack.callback(block.register_forward_pre_hook(recorder(begun)).remove)
         for attention in dict.fromkeys(model.attentions):
-            hook = attention.register_forward_hook(lambda module, arguments, result: added.append(result))
-            stack.callback(hook.remove)
+            hook = of_this_thread(lambda module, arguments, result: added.append(result))
+            stack.callback(attention.register_forward_hook(hook).remove)
         if model.is_hooked:  # a hook on it may change the tokens
             stack.callback(model.final_norm.register_forward_pre_hook(recorder(found), prepend=True).remove)
             model(tokens, doc_starts=doc_starts)

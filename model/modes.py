@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +12,11 @@ from torch import nn
 
 LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 """A lock for each module whose mode is set for a while."""
+UNCOMPILED: list[object] = []
+"""The blocks of uncompiled_calls(), of all threads, that have not been left."""
+STANCE = ExitStack()
+"""Gives back the stance of torch's compiler from before the first of them."""
+STANCE_LOCK = RLock()
 
 
 def lock_of(module: nn.Module) -> Any:
@@ -37,10 +42,29 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
                     part.training = was_training
 
 
-def uncompiled_calls() -> AbstractContextManager[object]:
-    """Return a context without compiled code, which passes by hooks that come after it."""
+@contextmanager
+def uncompiled_calls() -> Iterator[None]:
+    """Leave out compiled code, which passes by hooks that come after it, in a `with` block.
+
+    torch has one stance for all threads. Blocks may be left in another order than they were begun: the last gives it
+    back.
+    """
     # Without torch's compiler, which takes a second to import, nothing is compiled.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    block = object()
+    with STANCE_LOCK:
+        if not UNCOMPILED:
+            STANCE.enter_context(torch.compiler.set_stance("force_eager"))
+        UNCOMPILED.append(block)
+    try:
+        yield
+    finally:
+        with STANCE_LOCK:
+            UNCOMPILED.remove(block)
+            if not UNCOMPILED:
+                STANCE.close()
 
 
 def eval_twin(module: nn.Module, twins: dict[nn.Module, nn.Module] | None = None) -> nn.Module:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from threading import Thread, get_ident
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -82,6 +84,62 @@ def test_a_part_that_is_off_is_one_whose_output_weights_are_zero(name):
             each.copy_(before)
         assert not torch.allclose(found, own, atol=1e-3)
         assert torch.equal(model(TOKENS), own) and not hooks(model)
+
+
+@torch.no_grad()
+def test_what_is_read_of_a_model_is_of_this_thread_and_a_copy_with_its_weights_lacks_the_edits():
+    """Another thread reads other tokens with the model within the first block of this one's pass."""
+    model = model_of("default")
+    twin = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    alone = results(model, TOKENS), streams(model, TOKENS)
+    plain = model(OTHER)
+    main = get_ident()
+    read: list[torch.Tensor] = []
+
+    def interrupt(module, arguments, result):
+        if get_ident() == main:
+            other = Thread(target=lambda: read.append(model(OTHER)))
+            other.start()
+            other.join()
+
+    hook = model.blocks[0].mlp.register_forward_hook(interrupt)
+    found = results(model, TOKENS), streams(model, TOKENS)
+    hook.remove()
+    assert all(torch.equal(found[0][part], result) for part, result in alone[0].items())
+    assert all(torch.equal(*pair) for pair in zip(found[1], alone[1], strict=True))
+    assert read
+    for each in read:
+        close(each, plain)
+
+    with without(model, Part(0, 1)):
+        off = model(OTHER)
+        reader = Thread(target=lambda: read.append(twin(OTHER)))
+        reader.start()
+        reader.join()
+    close(read[-1], plain)
+    assert not torch.allclose(off, plain, atol=1e-3)
+
+
+def test_the_compiler_has_its_stance_back_after_edits_that_are_left_in_another_order(monkeypatch):
+    stances = ["default"]
+
+    @contextmanager
+    def set_stance(stance: str):  # each gives back the one before, as torch's
+        before = stances[-1]
+        stances.append(stance)
+        yield
+        stances.append(before)
+
+    monkeypatch.setattr("model.modes.sys", SimpleNamespace(modules={"torch._dynamo": None}))
+    monkeypatch.setattr(torch.compiler, "set_stance", set_stance)
+    model = model_of("default")
+    one, other = without(model, Part(0, 1)), without(model, Part(1))
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert stances[-1] == "force_eager"
+    other.__exit__(None, None, None)
+    assert stances[-1] == "default"
 
 
 class Silent(torch.nn.Module):
