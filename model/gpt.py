@@ -29,7 +29,7 @@ from model.attention.masks import check_starts
 from model.attention.registry import check_names
 from model.cache import DocStarts, KVCache, Tokens, undone_on_failure
 from model.config import GPTConfig
-from model.layers import LayerNorm, Linear, RMSNorm, joined
+from model.layers import LayerNorm, Linear, RMSNorm, forget_casts, joined
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 from model.recompute import recomputed
@@ -214,8 +214,11 @@ class GPT(nn.Module):
         """Return the input of the blocks: the embedded tokens, and the layers' shared context."""
         check_input(self, tokens, doc_starts, cache)
         ctx.check_new()
+        past = 0 if cache is None else cache.position
         if doc_starts is not None:
-            check_starts(doc_starts, past=0 if cache is None else cache.position)
+            check_starts(doc_starts, past=past)
+        if past == 0:  # a cache has rows of the weights with which its text began
+            forget_casts(tokens)
         T = tokens.size(1)
         ctx.tokens = tokens
         ctx.doc_starts = doc_starts if cache is None else cache.continue_documents(doc_starts, T)

@@ -84,6 +84,16 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
+def forget_casts(x: Tensor) -> None:
+    """Let autocast cast weights anew, where it casts those of modules that read x.
+
+    torch keeps the casts until the outermost autocast ends, and uses them also after the weights have changed: by an
+    optimizer's step, by others that are loaded, or by hand.
+    """
+    if not x.is_meta and not torch.compiler.is_compiling() and torch.is_autocast_enabled(x.device.type):
+        torch.clear_autocast_cache()
+
+
 def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return x in float32 or wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import re
 
 import pytest
@@ -674,6 +675,37 @@ def test_what_acts_on_all_modules_is_in_the_logits_the_loss_and_decoding(attenti
             contributions(model, given, targets)
     doubled.loss(given, targets).backward()
     close(model.lm_head.weight.grad, 2 * doubled.lm_head.weight.grad, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("change", ["loaded", "zeroed", "trained", "decoded"])
+def test_weights_that_change_within_one_autocast_are_those_of_the_next_pass(change):
+    """torch's own casts of weights are kept until the outermost autocast ends."""
+    tokens = torch.arange(26).reshape(2, 13)
+
+    def figures(autocast, own):
+        """Return the losses before and after the change, in one autocast or in one for each pass."""
+        model = random_gpt(vocab_size=61, attention="sdpa/linear", tie_embeddings=True)
+        found = []
+        with autocast():
+            for _ in range(2):
+                with own():
+                    cache = KVCache(12) if change == "decoded" else None
+                    found.append(model.loss(tokens[:, :-1], tokens[:, 1:], cache=cache))
+                    found.append(model(tokens).float().std())
+                if change == "trained":
+                    with torch.no_grad():
+                        for weight in model.parameters():
+                            weight -= 0.01
+                elif change == "zeroed":
+                    model.blocks[0].mlp.down_proj.weight.data.zero_()
+                else:
+                    model.load_state_dict({name: 2 * weight for name, weight in model.state_dict().items()})
+        return [each.item() for each in found]
+
+    bf16 = functools.partial(torch.autocast, "cpu", torch.bfloat16)
+    in_one = figures(bf16, contextlib.nullcontext)
+    assert in_one == figures(contextlib.nullcontext, bf16)
+    assert in_one[0] != in_one[2] and in_one[1] != in_one[3]
 
 
 def test_an_average_of_weights_is_written_with_and_kept_by_its_module(tmp_path):
