@@ -361,6 +361,29 @@ def test_a_program_counts_missing_values_as_a_group_of_their_own(odd_values):
     assert means.index.isna().sum() == 1 and len(means) == 2
 
 
+@pytest.mark.slow
+def test_the_lines_of_pandas_take_finished_jobs_alone(tmp_path):
+    """Those of docs/sweeps.md, on a table with a job that was stopped and one that failed after an evaluation."""
+    pytest.importorskip("pandas")
+    pytest.importorskip("jinja2")
+    jobs = [("sdpa", 1, 1.0), ("sdpa", 2, 2.0), ("mla", 1, 4.0), ("mla", 2, 6.0), ("sdpa", 3, 90.0), ("mla", 3, 90.0)]
+    for number, (attention, seed, bpb) in enumerate(jobs):
+        status = ["stopped", "failed"][number - 4] if number > 3 else "finished"
+        typed = [f"attention={attention}", f"seed={seed}", f"optimizer.lr={bpb / 100}", f"model.n_layer={seed}"]
+        put_job(tmp_path, number, *typed, status=status, val_bpb=bpb)
+    write_leaderboard(tmp_path)
+    page = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
+    printed: list[str] = []
+    names: dict[str, object] = {"print": lambda *values: printed.append(" ".join(map(str, values)))}
+    with chdir(tmp_path):
+        for block in re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+            if "leaderboard.csv" in block:
+                exec(block, names)
+    latex = re.findall(r"(\w+) & ([\d.]+) & ([\d.]+) & (\d+)", printed[0])
+    assert latex == [("mla", "5.0000", "1.4142", "2"), ("sdpa", "1.5000", "0.7071", "2")]
+    assert printed[1:] == ["optimizer.lr 5.0", "model.n_layer 1.5", "seed 1.5"]
+
+
 def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_marked(tmp_path):
     put_job(tmp_path, 0, "seed=0", status="failed", reason="n_head=3 does not\ndivide | 64", val_bpb=None)
     put_job(tmp_path, 1, "seed=1", status="stopped", val_bpb=0.5)
