@@ -91,6 +91,49 @@ def test_tokens_that_a_hook_bans_are_never_drawn(settings):
     assert "e" in "".join(generate_text(model, TOKENIZER, "A", max_new_tokens=30))
 
 
+@pytest.mark.parametrize("returns", [True, False], ids=["written-into", "another"])
+def test_log_p_are_the_models_own_whatever_chooses_does_to_the_logits(returns):
+    model = model_of()
+    params = SamplingParams(temperature=0.8, max_new_tokens=12)
+    write = lines("def write(", model=model, params=params)["write"]
+    banned = torch.arange(257, 514)
+
+    def choose(logits, new):
+        found = logits if returns else logits.clone()
+        found[:, banned] = -torch.inf
+        return found
+
+    new, log_p = write([100, 7], seed=2, choose=choose)
+    with torch.no_grad():
+        whole = model(torch.tensor([[100, 7, *new]]))[0].log_softmax(-1)
+    close(torch.tensor(log_p), whole[range(1, 1 + len(new)), new])
+    assert len(new) > 3 and not set(new) & set(banned.tolist())
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_an_average_has_each_weight_once_tied_or_shared_by_layers(shares):
+    """The lines twice, after two steps, beside the sum in float64; the same over state_dict() is another."""
+    model = model_of(tie_embeddings=True)
+    if shares:
+        weights = {id(weight): weight for weight in model.parameters()}
+        model.blocks.append(copy.deepcopy(model.blocks[0], weights))
+        model.config.n_layer += 1
+        model.number_layers()
+    first = {name: weight.detach().double() for name, weight in model.named_parameters()}
+    names = lines("mean.lerp_", model=model)
+    average, wrong = names["average"], copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3)
+        for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
+            mean.lerp_(weight, 0.01)
+        for name, mean in wrong.state_dict().items():
+            mean.lerp_(model.state_dict()[name], 0.01)
+    for name, weight in average.named_parameters():
+        close(weight.double(), 1.02 * first[name])
+    assert not torch.allclose(wrong.token_embedding.weight.double(), 1.02 * first["token_embedding.weight"], 1e-3)
+
+
 @pytest.mark.parametrize("settings", [{}, {"attention": "sdpa+value_residual"}, {"attention": "sdpa+window/linear"}])
 def test_a_taller_copy_is_trained_without_its_model(settings):
     window = {"attention_window": 4} if "window" in str(settings) else {}
