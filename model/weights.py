@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 from collections.abc import Container
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def check_weights(model: GPT) -> None:
         elif name not in given:
             problem = f"the model has no {name}, which its settings ask for"
         remedy = "set model.config to what the model is, and merge or remove what was attached to its weights"
-        raise SettingsError(problem, f"{remedy}; torch.save(model.state_dict(), FILE) keeps one with other parts")
+        remedy += "; torch.save(model.state_dict(), FILE) keeps one with other parts"
+        raise SettingsError(problem, remedy_by_pattern(model) or remedy)
 
     # A tied head is not written.
     head, embedding = (weights[f"{name}.weight"] for name in ("lm_head", "token_embedding"))
@@ -111,7 +113,23 @@ def check_choices(model: GPT, but: Container[str] = ()) -> None:
                     value = getattr(model.config, setting)
                     problem = f"model.config.{setting} is {value}, and the model's {name} was made with another"
                     remedy += ", or build a GPT with it and load the weights, as docs/library.md does"
+                    remedy = remedy_by_pattern(model) or remedy
                 raise SettingsError(problem, remedy)
+
+
+def remedy_by_pattern(model: GPT) -> str | None:
+    """Return the remedy for blocks that stand in another order than the settings say.
+
+    None if their order is that, or a layer is as no part of the pattern in the settings.
+    """
+    parts = model.config.attention.split("/")
+    made = without_weights(replace(model.config, n_layer=max(len(parts), len(model.blocks)))).attentions
+    wanted = [_choices(attention) for attention in made]
+    own = [_choices(attention) for attention in model.attentions]
+    if own == wanted[: len(own)] or not all(each in wanted[: len(parts)] for each in own):
+        return None
+    pattern = "/".join(parts[wanted.index(each)] for each in own)
+    return f"set model.config.attention = {pattern!r}, as its blocks have it"
 
 
 def _has_other_functions(given: nn.Module, module: nn.Module) -> bool:

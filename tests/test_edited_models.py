@@ -677,6 +677,33 @@ def test_what_acts_on_all_modules_is_in_the_logits_the_loss_and_decoding(attenti
     close(model.lm_head.weight.grad, 2 * doubled.lm_head.weight.grad, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("attention", "remedy"),
+    [
+        ("sdpa/linear", "linear/sdpa/linear"),
+        ("sdpa+window/sdpa", "sdpa/sdpa+window/sdpa"),
+        ("sdpa/sdpa+nope", "sdpa+nope/sdpa/sdpa+nope"),
+        ("sdpa+gate/sdpa", "sdpa/sdpa+gate/sdpa"),  # its weights have other names too
+    ],
+)
+@torch.no_grad()
+def test_layers_in_turns_that_lost_the_first_are_written_by_the_pattern_that_is_named(attention, remedy, tmp_path):
+    """A GPT with the settings, as the other remedy has it, would have the weights at the other layers."""
+    window = {"attention_window": 3} if "window" in attention else {}
+    model = random_gpt(n_layer=4, attention=attention, **window)
+    keep(model, 1, 2, 3)
+    model.config.n_layer = 3
+    model.number_layers()
+    tokens = torch.arange(24).reshape(2, 12)
+    whole = model(tokens)
+    config = dataclasses.asdict(TrainConfig())
+    with pytest.raises(SettingsError, match=f"set model.config.attention = '{re.escape(remedy)}', as its blocks have"):
+        save_checkpoint(tmp_path / "one", model=model, tokenizer=None, config=config)
+    model.config.attention = remedy
+    save_checkpoint(tmp_path / "one", model=model, tokenizer=None, config=config)
+    assert torch.equal(open_checkpoint(tmp_path / "one").model(tokens), whole)
+
+
 @pytest.mark.parametrize("change", ["loaded", "zeroed", "trained", "decoded"])
 def test_weights_that_change_within_one_autocast_are_those_of_the_next_pass(change):
     """torch's own casts of weights are kept until the outermost autocast ends."""
