@@ -69,7 +69,7 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
     # Print a column for each checkpoint, then the difference.
     totals = [each.total for each in scores]
     say(f"text        {text.description}; {plural(totals[0].text_bytes, 'byte')} scored")
-    for note in text.notes:
+    for note in [*text.notes, *code_notes(checkpoints)]:
         say(f"note        {note}")
     print_columns(checkpoints, totals, TEXT_FIGURES)
     print(f"{'gzip':12}{gzip_bits(checkpoints[0].tokenizer, text.tokens[0]):.4f} bits/byte")
@@ -82,6 +82,13 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
             note = "standard error over the text, not over seeds"
         print(f"difference  {figure} bits/byte, the second less the first ({note})")
     return scores
+
+
+def code_notes(checkpoints: list[Checkpoint]) -> list[str]:
+    """Return a note on checkpoints of different files of code=, of which one runs here."""
+    files = {checkpoint.meta.config.get("code_hash") for checkpoint in checkpoints} - {None}
+    remedy = "where both define one name, score each alone with its own"
+    return [f"the two have learned with different files of code=: {remedy}"] if len(files) > 1 else []
 
 
 def score_task(config: EvalConfig, checkpoint: Checkpoint) -> list[Evaluation]:

@@ -220,7 +220,10 @@ def refuse_taken(name: str, known: Any, subject: Any) -> None:
     """
     place, again = ([getattr(each, part, None) for part in ("__module__", "__name__")] for each in (known, subject))
     if place != again or None in place:
-        raise SettingsError(f"the name {name!r} is taken", "choose another one")
+        remedy = "choose another one"
+        if str(place[0]).startswith("code_"):  # as model/attention/code.py calls a file of code=
+            remedy += ", or run each of the two files in a process of its own"
+        raise SettingsError(f"the name {name!r} is taken", remedy)
 
 
 def in_utf8(name: str, text: str) -> None:

@@ -34,6 +34,7 @@ from common.settings import build
 from common.text import command
 from data.tokenizer import check_kept, read_tokenizer, save_tokenizer
 from model.attention import check_names
+from model.attention.code import RAN
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.surgery import uncompiled
@@ -307,6 +308,8 @@ def code_wanted(path: Path, meta: Meta) -> Iterator[None]:
         # No CheckpointError, after which an earlier checkpoint of the run would be tried: they all have this name.
         file = find_code(meta.config.get("code") or "FILE", path.parent.parent)
         remedy = f"give the file that registers it, as in code={file}"
+        if RAN:
+            remedy += ", or for checkpoints of two files one beside both that imports them, as by `from . import a, b`"
         raise SettingsError(f": {error.problem}", remedy, setting="checkpoint", value=path) from None
 
 

@@ -24,13 +24,14 @@ from sweeping import ROOT, run_here, tiny
 from test_distributed import torchrun
 
 from cli.composition import compose_settings, register_inherited
+from cli.eval import score_checkpoints
 from cli.sample import write_samples
 from common.errors import SettingsError
 from common.settings import from_arguments
 from data.config import VOCABULARIES, TokenizerConfig
 from data.tasks import TASKS
 from data.tokenizer import make_tokenizer
-from generation.config import SampleConfig
+from generation.config import EvalConfig, SampleConfig, TextConfig
 from model.attention import check, make_attention
 from model.attention.code import RAN, explained, run_code
 from model.attention.registry import FORMS, MODIFIERS
@@ -97,10 +98,10 @@ def _registries():
         registry.update(content)
 
 
-def forget() -> None:
+def forget(*forms: str) -> None:
     """Forget what has run, as a new process does."""
     RAN.clear()
-    for registry, names in ((FORMS, ["relu"]), (MODIFIERS, ["head_scale"]), (VOCABULARIES, ["repeat"])):
+    for registry, names in ((FORMS, ["relu", *forms]), (MODIFIERS, ["head_scale"]), (VOCABULARIES, ["repeat"])):
         for name in names:
             registry.pop(name, None)
 
@@ -304,6 +305,41 @@ def test_a_checkpoint_that_has_learned_with_other_code_than_the_file_tells_of_it
     shutil.rmtree("run/code")
     open_checkpoint("run")
     assert caplog.messages[1].endswith("has learned with other code than has run here: its figures may be others.")
+
+
+def test_two_files_of_one_name_or_two_have_remedies_that_work(tmp_path, monkeypatch, capsys):
+    """The first remedy was another name, which its checkpoint lacks; the second was to give the other file, in turn."""
+    monkeypatch.chdir(tmp_path)
+    byte = make_tokenizer(TokenizerConfig(name="byte"), [])
+    begin = f"{BEGINNING}from model.attention.contract import from_weights\n"
+    for name, factor in (("mine", 1), ("again", 2), ("theirs", 3)):
+        form = name.replace("again", "mine")
+        own = f"@form('{form}')\n@from_weights\ndef {form}(scores):\n    return ({factor} * scores).softmax(-1)\n"
+        Path(f"{name}.py").write_text(begin + own)
+    for name in ("mine", "theirs"):
+        forget("mine", "theirs")
+        config = TrainConfig(code=f"{name}.py", code_hash=run_code(f"{name}.py"))
+        model = random_gpt(vocab_size=257, attention=name)
+        save_checkpoint(name, model=model, tokenizer=byte, config=replace(config, model=model.config))
+
+    forget("mine", "theirs")
+    run_code("mine.py")
+    with pytest.raises(SettingsError, match="the name 'mine' is taken: choose another one, or run each of the two fil"):
+        run_code("again.py")
+    Path("text.txt").write_text("A mask is a table. " * 9)
+    text = TextConfig(path="text.txt")
+    settings = EvalConfig(checkpoint="mine", against="theirs", data=text, device="cpu", code="mine.py")
+    with pytest.raises(SettingsError, match="as in code=theirs.py, or for checkpoints of two files one beside both th"):
+        score_checkpoints(settings)
+    forget("mine", "theirs")
+    Path("both.py").write_text("from . import mine, theirs\n")
+    one, other = score_checkpoints(replace(settings, code="both.py"))
+    assert "the two have learned with different files of code=: where both define one name, " in capsys.readouterr().out
+    for name, both in (("mine", one), ("theirs", other)):
+        forget("mine", "theirs")
+        (alone,) = score_checkpoints(replace(settings, checkpoint=name, against=None, code=f"{name}.py"))
+        assert alone.total.loss == both.total.loss
+    forget("mine", "theirs")
 
 
 def test_a_file_that_goes_to_its_own_folder_leaves_the_run_in_that_of_the_command(tmp_path, monkeypatch):
