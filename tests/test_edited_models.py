@@ -704,6 +704,24 @@ def test_layers_in_turns_that_lost_the_first_are_written_by_the_pattern_that_is_
     assert torch.equal(open_checkpoint(tmp_path / "one").model(tokens), whole)
 
 
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_taller_model_of_the_hubs_class_is_kept_with_its_own_settings(tmp_path):
+    hub = pytest.importorskip("huggingface_hub")
+    mine = type("Mine", (GPT, hub.PyTorchModelHubMixin), {})
+    settings = dict(vocab_size=61, n_layer=2, n_embd=32, n_head=2, block_size=32, dropout=0.5, tie_embeddings=True)
+    model = mine(GPTConfig(**settings, zero_init=False)).eval()
+    keep(model, 0, 1, 1)
+    model.config.n_layer = 3
+    model.number_layers()
+    tokens = torch.arange(24).reshape(2, 12)
+    model.save_pretrained(tmp_path / "made")
+    assert len(mine.from_pretrained(tmp_path / "made").blocks) == 2
+    model.save_pretrained(tmp_path / "present", config=model.config)
+    opened = mine.from_pretrained(tmp_path / "present")
+    assert opened.config == model.config and torch.equal(opened.eval()(tokens), model(tokens))
+
+
 @pytest.mark.parametrize("change", ["loaded", "zeroed", "trained", "decoded"])
 def test_weights_that_change_within_one_autocast_are_those_of_the_next_pass(change):
     """torch's own casts of weights are kept until the outermost autocast ends."""
