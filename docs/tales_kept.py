@@ -1,7 +1,7 @@
 """Print the tales that keep all facts, for each attention of a sweep:  python docs/tales_kept.py FOLDER_OR_CSV
 
-FOLDER is a sweep of data=tales, or holds runs of it. Each model writes 64 tales, as for eval.py tales=true. Their
-counts are written to FOLDER/tales.csv, which the script also reads.
+FOLDER is a sweep of data=tales, or holds runs of it; those that have not finished are left out. Each model writes 64
+tales, as for eval.py tales=true. Their counts are written to FOLDER/tales.csv, which the script also reads.
 """
 
 import csv
@@ -18,9 +18,11 @@ from sweeps.leaderboard import csv_text, read_jobs
 
 
 def count_tales(sweep: Path) -> str:
-    """Return a line of CSV for each run: attention, seed, tales that keep all facts."""
+    """Return a line of CSV for each finished run: attention, seed, tales that keep all facts."""
     lines = [["attention", "seed", "kept"]]
     for job in read_jobs(sweep):
+        if job.status != "finished":
+            continue
         checkpoint = open_checkpoint(str(job.directory))
         config = checkpoint.model.config
         window = f" model.attention_window={config.attention_window}" if config.attention_window else ""

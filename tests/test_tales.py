@@ -1,6 +1,7 @@
 """data=tales: the same stories from the same seed, and a reader that finds each kind of slip where it is made."""
 
 import hashlib
+import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -195,6 +196,10 @@ def test_the_table_of_attentions_counts_the_tales_that_each_seed_keeps(train_con
         attention = "sdpa+window" if window else "sdpa"
         model = replace(train_config.model, attention=attention, attention_window=window)
         train(replace(train_config, model=model, max_steps=1, run_dir=str(tmp_path / "runs" / str(number))))
+    stopped = tmp_path / "runs" / "2"  # with tales of its last checkpoint, which are not those of a seed
+    train(replace(train_config, max_steps=1, seed=7, run_dir=str(stopped)))
+    summary = json.loads((stopped / "summary.json").read_text())
+    (stopped / "summary.json").write_text(json.dumps(summary | {"status": "stopped"}))
     told = iter([made(64), [*made(62), "", STORY[:-9]]])
     monkeypatch.setattr(tales_kept, "write_tales", lambda checkpoint: next(told))
     tales_kept.main(tmp_path / "runs")
