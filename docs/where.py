@@ -59,6 +59,7 @@ def main(folder: Path) -> None:
     jobs = [job for job in read_jobs(folder) if job.status == "finished" and job.summary.val_loss is not None]
     if not jobs:
         raise SettingsError(f"{folder} has no finished run", "give the folder of a sweep")
+    refuse_others(folder, jobs)
     runs: dict[tuple[str, str], list[Job]] = defaultdict(list)
     for variant, job in zip(variants(jobs), jobs, strict=True):
         runs[variant, job.settings.get(RATE, "")].append(job)
@@ -68,7 +69,7 @@ def main(folder: Path) -> None:
     for (variant, rate), group in sorted(runs.items(), key=lambda item: (-len(item[1]), mean_loss(item[1]))):
         best.setdefault(variant, (rate, group))
 
-    # Tell the tokens apart: all runs have the same.
+    # Tell the tokens apart, which all runs have.
     baseline = variants(jobs)[0]
     windows, masks = read_tokens(open_checkpoint(str(jobs[0].directory)))
 
@@ -88,6 +89,14 @@ def main(folder: Path) -> None:
         table.append(row)
         print(*row, sep="  ", flush=True)
     replace_text(folder / "where.csv", csv_text(table))
+
+
+def refuse_others(folder: Path, jobs: list[Job]) -> None:
+    """Raise SettingsError for runs of other tokens or windows, which would be read as those of the first run."""
+    tokens = {job.summary.text_hash for job in jobs} - {None}
+    if len(tokens) > 1 or len({job.resolved.get("model.block_size") for job in jobs}) > 1:
+        problem = f"{folder} has runs of several texts, tokenizers or block sizes"
+        raise SettingsError(problem, "give a folder whose runs have one of each")
 
 
 def mean_loss(jobs: list[Job]) -> float:

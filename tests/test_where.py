@@ -1,9 +1,16 @@
 """docs/where.py: the tokens that it tells apart."""
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import numpy as np
+import pytest
 import tiktoken
 
+from common.errors import SettingsError
 from docs import where
+from runs.summary import Summary
+from sweeps.leaderboard import Job
 
 
 def by_bytes() -> tiktoken.Encoding:
@@ -25,6 +32,21 @@ def test_a_token_within_sixteen_words_of_the_training_text_is_repeated():
 def test_a_pair_is_known_from_its_second_occurrence_on():
     window = np.array([1, 2, 3, 1, 2, 2, 2, 3])
     assert where.known_pairs(window).tolist() == [False, False, False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("texts", "sizes", "is_refused"),
+    [("aa", (32, 32), False), ("ab", (32, 32), True), ("aa", (32, 64), True), (("a", None), (32, 32), False)],
+)
+def test_runs_of_other_tokens_or_windows_are_not_read_as_those_of_the_first(texts, sizes, is_refused):
+    """Two tokenizers of one text, for example: bpe seemed to need 7.75 bits per byte, where it needs 2.04."""
+    jobs = [
+        Job(Path(), "", {}, Summary(text_hash=text), resolved={"model.block_size": size})
+        for text, size in zip(texts, sizes, strict=True)
+    ]
+    said = "has runs of several texts, tokenizers or block sizes: give a folder whose runs have one of each"
+    with pytest.raises(SettingsError, match=said) if is_refused else nullcontext():
+        where.refuse_others(Path("sweep"), jobs)
 
 
 def test_an_error_is_of_a_mean_and_a_share_without_tokens_has_none():
