@@ -99,8 +99,10 @@ def show(arguments: list[str]) -> None:
     given = [argument.lstrip("+").partition("=") for argument in arguments if not argument.startswith("-")]
     typed = register_inherited({name: value for name, equals, value in given if equals})
     # Values in place of ${of_weights:…}, which means nothing to a reader.
+    settings = asdict(TrainConfig())
     weights = typed.get("init_from", "null")
-    settings = asdict(TrainConfig()) | ({} if weights in NULLS else with_torch().settings_of_weights(weights))
+    if weights not in NULLS and "," not in weights:  # of several runs Hydra says that one job is shown
+        settings |= with_torch().settings_of_weights(weights)
     store(name="train_schema", node=literal(settings))
     call_hydra([quoted_as_typed(argument, TEXTS) for argument in without_plus(arguments)])
 

@@ -287,11 +287,11 @@ def test_hydras_own_flag_shows_the_model_of_the_weights_with_which_a_run_begins(
     assert "  n_embd: 48\n" in shown and "\n  name: byte\n  vocab_size: 300\n" in shown and "of_weights" not in shown
 
 
-def test_hydras_own_flag_shows_one_job_of_a_sweep(tmp_path):
-    refused = run_here("train.py", "-m", "seed=1,2", "--cfg", "job", cwd=tmp_path)
-    assert (
-        refused.stderr == "error: 'seed=1,2' has several values, and --cfg shows those of one job: type one of them.\n"
-    )
+@pytest.mark.parametrize("typed", ["seed=1,2", "init_from=a,b"])
+def test_hydras_own_flag_shows_one_job_of_a_sweep(typed, tmp_path):
+    refused = run_here("train.py", "-m", typed, "--cfg", "job", cwd=tmp_path)
+    said = f"error: '{typed}' has several values, and --cfg shows those of one job: type one of them.\n"
+    assert refused.stderr == said
 
 
 @pytest.mark.parametrize(
