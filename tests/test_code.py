@@ -43,7 +43,7 @@ from runs.summary import read_summary
 from train import train
 from training.config import TrainConfig
 from training.distributed import Ranks
-from training.start import try_code
+from training.start import check_machine, try_code
 
 OWN = '''
 import torch
@@ -582,7 +582,7 @@ def test_the_check_names_a_parameter_that_no_gradient_reaches(tmp_path, capsys):
 def test_the_check_of_a_modifier_that_is_of_float32_alone_ends_in_a_sentence(tmp_path):
     source = OWN_IDLE.replace("y * self.used", "y @ torch.eye(y.size(-1)) * self.used")
     (tmp_path / "single.py").write_text(source)
-    with pytest.raises(SettingsError, match=r"^code=\S+single\.py, line 10: RuntimeError: .*same dtype"):
+    with pytest.raises(SettingsError, match=r"^code=\S+single\.py, line 10: RuntimeError: .*same dtype.*the file\.$"):
         check.main(["sdpa+idle", f"code={tmp_path / 'single.py'}"])
 
 
@@ -610,6 +610,18 @@ def test_a_mistake_of_an_own_modifier_ends_in_a_sentence_of_the_check_and_of_a_r
     elif "bfloat16" not in body:
         with pytest.raises(SettingsError, match=said), explained(str(file)):
             try_code(TrainConfig(model=GPTConfig(attention="sdpa+idle")), Ranks())
+
+
+def test_a_modifier_for_another_number_of_heads_is_told_the_sizes_that_it_met(tmp_path):
+    file = tmp_path / "three.py"
+    file.write_text(OWN_IDLE.replace("y * self.used", "y * self.used * torch.ones(3, 1, 1, dtype=y.dtype)"))
+    run_code(str(file))
+    with pytest.raises(SettingsError, match="fit the check's n_embd=32, n_head=4, n_kv_head=2 and up to 24 tokens"):
+        check.main(["sdpa+idle", f"code={file}"])
+    config = TrainConfig(model=GPTConfig(attention="sdpa+idle", n_embd=24, n_head=2), code=str(file), device="cpu")
+    with pytest.raises(SettingsError, match="fit model.n_embd=24, model.n_head=2, model.block_size=128"):
+        check_machine(config, torch.device("cpu"), Ranks())
+    check_machine(replace(config, model=replace(config.model, n_head=3)), torch.device("cpu"), Ranks())
 
 
 @pytest.mark.slow

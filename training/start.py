@@ -441,7 +441,9 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Set determinism; SettingsError if the model is too large, fails, or wandb is not set up."""
-    with explained(config.code):
+    model = config.model
+    sizes = f"model.n_embd={model.n_embd}, model.n_head={model.n_head}, model.block_size={model.block_size}"
+    with explained(config.code, sizes):
         refuse_too_large(config, device, ranks)
         if config.code:
             try_code(config, ranks)

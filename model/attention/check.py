@@ -286,7 +286,8 @@ def main(arguments: list[str]) -> int:
     # Run the files first: they register names.
     attentions = run_codes(arguments)
     file = next((argument.removeprefix("code=") for argument in arguments if argument not in attentions), None)
-    with explained(file), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    sizes = f"the check's n_embd={C}, n_head={H}, n_kv_head={HKV} and up to {T} tokens"
+    with explained(file, sizes), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return check_all(attentions)
 
 

@@ -183,10 +183,12 @@ def shapes(values: tuple) -> str:
 
 
 @contextmanager
-def explained(name: str | None) -> Iterator[None]:
+def explained(name: str | None, sizes: str = "") -> Iterator[None]:
     """Turn an error in code=NAME into a SettingsError with its line; print its traceback.
 
     Without a name all errors pass, and a SettingsError that is not of the file does.
+
+    sizes: those of the layers that are tried, which an error of shapes names.
     """
     try:
         yield
@@ -196,10 +198,13 @@ def explained(name: str | None) -> Iterator[None]:
         trace = traceback.extract_tb(error.__traceback__)
         frames = [*dropwhile(lambda frame: frame.filename != str(path_of(name)), trace)]
         line = frames[0].lineno if frames else getattr(error, "lineno", None)  # of a SyntaxError
+        problem = traceback.format_exception_only(error)[-1].strip()
         remedy = "correct the file"
+        if sizes and any(word in problem for word in ("size", "shape", "index")):
+            remedy += f", which has to fit {sizes}"
         if isinstance(error, ImportError) and is_neighbour(name, error.name):
             remedy = f"write a dot before its neighbour, as in from .{error.name} import NAME"
-        fault = SettingsError(traceback.format_exception_only(error)[-1].strip(), remedy)
+        fault = SettingsError(problem, remedy)
         if isinstance(error, SettingsError):
             if not frames:
                 raise
