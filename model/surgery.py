@@ -130,9 +130,8 @@ def check_gpt(model: Any) -> None:
 def check_input(model: Any, tokens: Tensor, doc_starts: Tensor | None, cache: Any) -> None:
     """Raise ValueError for tokens that are no ids (B, T) or do not fit doc_starts or the cache."""
     check_type("tokens", tokens)
-    if tokens.ndim != 2 or tokens.is_nested:
-        shape = "nested" if tokens.is_nested else (*tokens.shape,)
-        raise ValueError(f"tokens {shape} need the shape (B, T): tokens[None] is a batch of one text.")
+    if tokens.ndim != 2:
+        raise ValueError(f"tokens {(*tokens.shape,)} need the shape (B, T): tokens[None] is a batch of one text.")
     if doc_starts is not None and doc_starts.shape != tokens.shape:
         raise ValueError(f"doc_starts {(*doc_starts.shape,)} need the shape (B, T) of tokens {(*tokens.shape,)}.")
     if cache is not None and cache.position == 0:
@@ -149,6 +148,9 @@ def check_type(name: str, ids: Any) -> None:
         raise ValueError(
             f"{name} are of type {type(ids).__name__}: make a tensor of them, torch.tensor({name}).long()."
         )
+    if ids.is_nested:
+        padded = "torch.nested.to_padded_tensor(tokens, 0), and targets with -100"
+        raise ValueError(f"{name} are nested: pad the texts on the right, {padded}.")
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} are {ids.dtype}: make int64 of them, {name}.long().")
 

@@ -453,3 +453,37 @@ def test_queries_keys_and_values_of_two_types_are_refused_at_every_length_and_ta
     with torch.autocast("cpu", torch.bfloat16):
         found = FORMS["sdpa"](q, *half, is_causal=True)
     close(found, FORMS["sdpa"](q.bfloat16(), *half, is_causal=True), atol=2e-2)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_refused_with_what_pads_them_and_that_is_each_text_alone(layout):
+    """torch raised `NestedTensorImpl doesn't support sizes. Please file an issue.`"""
+    lengths = (3, 1, 5)
+    texts = [torch.randn(n, 4, 8) for n in lengths]
+    q = torch.nested.nested_tensor(texts, layout=layout).transpose(1, 2)  # (B, H, T, D), T of each text
+    padded = torch.nested.to_padded_tensor(q.contiguous(), 0)
+    seen = torch.nested.nested_tensor([torch.ones(n) for n in lengths], layout=layout)
+    mask = padding_mask(torch.nested.to_padded_tensor(seen.contiguous(), 0))
+    for name in ("sdpa", "loop", "sigmoid"):
+        attend = FORMS[name]
+        for nested in ((q, q, q), (padded, padded, q)):
+            with pytest.raises(ValueError, match=r"^[qv] is nested: .* torch.nested.to_padded_tensor\([qv].contiguous"):
+                attend(*nested)
+        found = attend(padded, padded, padded, mask=mask)
+        for text, y in zip(texts, found, strict=True):
+            alone = text.transpose(0, 1)
+            close(y[:, : len(text)], attend(alone, alone, alone), msg=name)
+    with pytest.raises(ValueError, match="^mask is nested"):
+        padding_mask(seen)
+
+    x = [text.flatten(1)[:, :16] for text in texts]
+    nested = torch.nested.nested_tensor(x, layout=layout)
+    for form in ("sdpa", "delta"):
+        alone = layer(form)
+        with pytest.raises(ValueError, match="^x is nested"):
+            alone(nested)
+        found = alone(torch.nested.to_padded_tensor(nested.contiguous(), 0))
+        for text, y in zip(x, found, strict=True):
+            close(y[: len(text)], alone(text[None])[0])

@@ -585,6 +585,23 @@ def test_tokens_that_are_none_are_refused_in_a_sentence(tokens, message):
                 function(tokens)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_ids_are_refused_with_what_pads_them_and_that_is_the_loss_of_each_text(layout):
+    gpt = random_gpt()
+    texts = [torch.randint(61, (n,)) for n in (4, 2, 7)]
+    tokens = torch.nested.nested_tensor([text[:-1] for text in texts], layout=layout)
+    targets = torch.nested.nested_tensor([text[1:] for text in texts], layout=layout)
+    padded = torch.nested.to_padded_tensor(tokens, 0)
+    for function in (gpt, gpt.hidden, lambda tokens: gpt.loss(tokens, targets), lambda _: gpt.nats(padded, targets)):
+        with pytest.raises(ValueError, match="^t.* are nested: pad the texts on the right, torch.nested.to_padded"):
+            function(tokens)
+    found = gpt.loss(padded, torch.nested.to_padded_tensor(targets, -100))
+    alone = [F.cross_entropy(gpt(text[None, :-1])[0], text[1:], reduction="sum") for text in texts]
+    close(found, sum(alone))
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("given", [torch.uint8, torch.uint16, torch.int16, torch.float32, "numpy", "list"])
 def test_ids_of_another_type_are_refused_with_what_makes_ids_of_them(given):

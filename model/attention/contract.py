@@ -53,7 +53,7 @@ from model.attention.executors import (
     of_steps,
     run_call,
 )
-from model.attention.masks import as_bool, check_bias
+from model.attention.masks import as_bool, check_bias, check_dense
 from model.attention.registry import FORMS
 from model.attention.weighting import Own, Unknown, Weighting
 
@@ -188,6 +188,8 @@ def check_arguments(
     dropout_p: float,
 ) -> None:
     """Raise ValueError unless the arguments fit the contract; this takes a microsecond or two."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_dense(name, tensor)
     qs, ks, vs = q.shape, k.shape, v.shape
     agree = len(qs) >= 3 and qs[:-3] == ks[:-3] and qs[-1] == ks[-1] and ks[:-1] == vs[:-1]
     if not agree or ks[-3] < 1 or qs[-3] % ks[-3]:

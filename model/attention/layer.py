@@ -39,7 +39,7 @@ from model.attention.call import Call, Key, Output, Query, Value, add_bias, chec
 from model.attention.context import AttentionContext
 from model.attention.contract import AttentionFunction, as_attention_function
 from model.attention.executors import run_call
-from model.attention.masks import alibi_sum, as_bool
+from model.attention.masks import alibi_sum, as_bool, check_dense
 from model.attention.registry import FORMS, MODIFIERS, PARTS, SETTINGS
 from model.config import AttentionConfig
 from model.cpu import is_recorded_for_onnx
@@ -152,6 +152,7 @@ class MultiHeadAttention(nn.Module):
         fit x.
         """
         ctx = ctx or AttentionContext()
+        check_dense("x", x)
         if x.shape[-2] == 0:
             return x  # no token changes, nor a cache
         if x.ndim != 3:

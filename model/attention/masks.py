@@ -38,6 +38,13 @@ def shows_later(mask: Bool[Tensor, "*shape"], T: int, S: int) -> bool:
     return bool((mask & ~causal_mask(T, S)).any())
 
 
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for a nested tensor, whose texts have lengths of their own."""
+    if tensor.is_nested:
+        padded = f"torch.nested.to_padded_tensor({name}.contiguous(), 0)"
+        raise ValueError(f"{name} is nested: pad its texts on the right, {padded}, and hide the padding by a mask.")
+
+
 def padding_mask(attention_mask: Shaped[Tensor, "B S"]) -> Bool[Tensor, "B 1 1 S"]:
     """Shape a tokenizer's mask, 1 for a token and 0 for padding, for every head and query.
 
@@ -89,6 +96,7 @@ def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
     """
     if not isinstance(mask, Tensor):
         raise ValueError(f"mask is of type {type(mask).__name__}: make a tensor of it, torch.tensor(mask).")
+    check_dense("mask", mask)
     if mask.dtype == torch.bool:
         return mask
     attend = mask == 1
