@@ -56,6 +56,10 @@ class KVCache:
         self.doc_starts: Int[Tensor, " B"] | None = None
         """The position at which each row's text begins; None if all begin at 0."""
         self.layers: dict[int, dict[str, Tensor]] = defaultdict(dict)
+        """Rows (B, n, size, width), or what a layer keeps in their place.
+
+        Between two passes others may be put in place, of their shapes: the next pass writes into them.
+        """
         self.spans: dict[tuple[int, str], Span] = {}
         """The positions of each tensor of rows; others have none."""
         self.documents: list[tuple[int, Int[Tensor, "B T"]]] = []
@@ -204,9 +208,17 @@ class KVCache:
             with ordinary_tensors():
                 kept[name] = new.new_zeros(*new.shape[:2], room, new.size(3))
         elif kept[name].dtype != new.dtype:  # a pass under autocast, or after a change of the model's type
+            if not kept[name].is_floating_point():
+                problem = f"layer {layer} has {name} as {kept[name].dtype}, without a scale"
+                raise ValueError(f"{problem}: put its numbers in place, such as rounded * scale.")
             with ordinary_tensors():
                 kept[name] = kept[name].to(new.dtype)
-        if kept[name].size(2) < room:  # the window has been enlarged
+        if kept[name].size(2) < room:  # the window has been enlarged, or a person has left out the room
+            span = self.spans.get((layer, name), Span(0, 0, 0))
+            count = span.end - span.first
+            if kept[name].size(2) < count:
+                problem = f"layer {layer} has {kept[name].size(2)} rows of {name} for {count} positions"
+                raise ValueError(f"{problem}: none may be left out; hide them by a mask, or go back by crop().")
             with ordinary_tensors():
                 kept[name] = F.pad(kept[name], (0, 0, 0, room - kept[name].size(2)))
         rows = kept[name]

@@ -591,3 +591,44 @@ def test_a_window_that_is_enlarged_on_a_cache_in_use_sees_what_is_kept_or_is_ref
             cache.advance(1)
         else:
             assert read < 12
+
+
+def test_what_a_person_puts_into_a_cache_is_what_the_next_pass_reads():
+    """A state of zeros has read nothing, and values that are halved count half for the tokens after them alone."""
+    tokens = torch.randint(61, (2, 12))
+    states, cache = random_gpt(attention="delta/kda").double(), KVCache(12)
+    states(tokens[:, :7], cache=cache)
+    for number, kept in cache.layers.items():
+        cache.layers[number] = {name: torch.zeros_like(tensor) for name, tensor in kept.items()}
+    close(states(tokens[:, 7:], cache=cache), states(tokens[:, 7:]))
+
+    gpt, cache = random_gpt(n_layer=1, n_kv_head=1).double(), KVCache(12)
+    gpt(tokens[:, :7], cache=cache)
+    cache.layers[0] = {name: rows[:, :, :7].clone() for name, rows in cache.layers[0].items()}  # without room
+    cache.layers[0]["v"][:, :, :3] *= 0.5
+    found = torch.cat([gpt(piece, cache=cache) for piece in tokens[:, 7:].split([3, 1, 1], 1)], 1)
+    (attention,) = gpt.attentions
+
+    def halve(module, arguments, qkv):
+        *_, v = qkv.split(module.parts, -1)
+        v[:, :3] *= 0.5
+
+    attention.qkv_proj.register_forward_hook(halve)
+    with torch.no_grad():
+        close(found, gpt(tokens)[:, 7:])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "mla", "k_eq_v"])
+def test_rows_of_integers_and_too_few_rows_are_refused_in_a_cache(attention):
+    """They were read as numbers without a scale, and as followed by rows of zeros."""
+    gpt, tokens = random_gpt(attention=attention), torch.randint(61, (1, 9))
+    for change, message in (
+        (lambda rows: (rows * 20).to(torch.int8), "layer 0 has .* as torch.int8, without a scale: "),
+        (lambda rows: rows[:, :, 1:5], "layer 0 has 4 rows of .* for 6 positions: none may be left out"),
+    ):
+        cache = KVCache(9)
+        gpt(tokens[:, :6], cache=cache)
+        for kept in cache.layers.values():
+            kept |= {name: change(rows) for name, rows in kept.items()}
+        with pytest.raises(ValueError, match=message):
+            gpt(tokens[:, 6:], cache=cache)
