@@ -33,6 +33,8 @@ from data.tasks import TASKS
 from data.tokenizer import make_tokenizer
 from generation.config import EvalConfig, SampleConfig, TextConfig
 from model.attention import check, make_attention
+from generation.config import SampleConfig
+from model.attention import check, choose, make_attention
 from model.attention.code import RAN, explained, run_code
 from model.attention.registry import FORMS, MODIFIERS
 from model.config import GPTConfig
@@ -618,6 +620,8 @@ def test_a_modifier_for_another_number_of_heads_is_told_the_sizes_that_it_met(tm
     run_code(str(file))
     with pytest.raises(SettingsError, match="fit the check's n_embd=32, n_head=4, n_kv_head=2 and up to 24 tokens"):
         check.main(["sdpa+idle", f"code={file}"])
+    with pytest.raises(SettingsError, match="which has to fit 8 query heads of 64 channels and 2 key heads"):
+        choose.main(["sdpa+idle", "T=4", f"code={file}"])
     config = TrainConfig(model=GPTConfig(attention="sdpa+idle", n_embd=24, n_head=2), code=str(file), device="cpu")
     with pytest.raises(SettingsError, match="fit model.n_embd=24, model.n_head=2, model.block_size=128"):
         check_machine(config, torch.device("cpu"), Ranks())

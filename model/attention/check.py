@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.errors import SettingsError
 from model.attention import FORMS, MODIFIERS, SETTINGS, SOFTMAX, AttentionContext, MultiHeadAttention, make_attention
-from model.attention.code import explained, run_codes, run_command
+from model.attention.code import explained, file_of, run_codes, run_command
 from model.attention.executors import CHUNKS, ROWS, anywhere
 from model.attention.forms import SoftCapped
 from model.attention.masks import padding_mask
@@ -285,9 +285,8 @@ def main(arguments: list[str]) -> int:
     """
     # Run the files first: they register names.
     attentions = run_codes(arguments)
-    file = next((argument.removeprefix("code=") for argument in arguments if argument not in attentions), None)
     sizes = f"the check's n_embd={C}, n_head={H}, n_kv_head={HKV} and up to {T} tokens"
-    with explained(file, sizes), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with explained(file_of(arguments), sizes), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return check_all(attentions)
 
 

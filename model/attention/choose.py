@@ -16,7 +16,7 @@ from torch import Tensor
 from common.errors import SettingsError
 from model.attention import FORMS, AttentionContext, make_attention
 from model.attention.call import Call
-from model.attention.code import run_codes, run_command
+from model.attention.code import explained, file_of, run_codes, run_command
 from model.attention.executors import Executors, choose, obstacle
 from model.cache import KVCache
 from model.config import GPTConfig
@@ -153,9 +153,10 @@ def main(arguments: list[str]) -> None:
         return
     heads = f"{SHAPE['n_head']} query heads of 64 channels and {SHAPE['n_kv_head']} key heads"
     print(f"layers of {heads}; window: {window}")
-    for pattern in attentions:
-        for attention in dict.fromkeys(pattern.split("/")):
-            print("\n".join(explain(attention, lengths, window)))
+    with explained(file_of(named), heads):
+        for pattern in attentions:
+            for attention in dict.fromkeys(pattern.split("/")):
+                print("\n".join(explain(attention, lengths, window)))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,11 @@ def run_codes(arguments: Sequence[str]) -> list[str]:
     return [argument for argument in arguments if not argument.startswith("code=")]
 
 
+def file_of(arguments: Sequence[str]) -> str | None:
+    """Return FILE of the first code=FILE among the arguments of a command, None without one."""
+    return next((argument.removeprefix("code=") for argument in arguments if argument.startswith("code=")), None)
+
+
 def path_of(name: str) -> Path:
     """Return the path of the file of code=NAME."""
     return Path(name).expanduser().resolve()
