@@ -207,12 +207,7 @@ class KVCache:
         if name not in kept:
             with ordinary_tensors():
                 kept[name] = new.new_zeros(*new.shape[:2], room, new.size(3))
-        elif kept[name].dtype != new.dtype:  # a pass under autocast, or after a change of the model's type
-            if not kept[name].is_floating_point():
-                problem = f"layer {layer} has {name} as {kept[name].dtype}, without a scale"
-                raise ValueError(f"{problem}: put its numbers in place, such as rounded * scale.")
-            with ordinary_tensors():
-                kept[name] = kept[name].to(new.dtype)
+        kept[name] = in_type_of(new, kept[name], name, layer)
         if kept[name].size(2) < room:  # the window has been enlarged, or a person has left out the room
             span = self.spans.get((layer, name), Span(0, 0, 0))
             count = span.end - span.first
@@ -287,6 +282,21 @@ def ordinary_tensors() -> AbstractContextManager[object]:
     # torch.compile cannot trace the question for inference mode: is_eager() comes first.
     in_inference_mode = is_eager() and torch.is_inference_mode_enabled()
     return torch.inference_mode(False) if in_inference_mode else nullcontext()
+
+
+def in_type_of(new: Tensor, kept: Tensor, name: str, layer: int) -> Tensor:
+    """Return what a cache keeps in the type of a pass.
+
+    It is another under autocast, or after a change of the model's type. Raises ValueError for integers in the place of
+    other numbers, for they lack a scale.
+    """
+    if kept.dtype == new.dtype or not new.is_floating_point():
+        return kept
+    if not kept.is_floating_point():
+        problem = f"layer {layer} has {name} as {kept.dtype}, without a scale"
+        raise ValueError(f"{problem}: put its numbers in place, such as rounded * scale.")
+    with ordinary_tensors():
+        return kept.to(new.dtype)
 
 
 def spare_rows(window: int) -> int:

@@ -510,7 +510,9 @@ def test_a_cache_that_inference_mode_filled_goes_on_outside_of_it(attention, lea
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["sdpa", "sdpa+window", "mla"])
+@pytest.mark.parametrize(
+    "attention", ["sdpa", "sdpa+window", "mla", "sdpa+key_offset", "sdpa+conv/linear", "short_conv"]
+)
 def test_the_type_may_change_between_two_passes_of_a_cache(attention):
     """A prefill under autocast, and a model that is converted: near float32, and in the type of the latest pass."""
     model, tokens = cropped_gpt(attention, n_layer=2).float(), torch.randint(11, (2, 12))
@@ -525,8 +527,11 @@ def test_the_type_may_change_between_two_passes_of_a_cache(attention):
         assert (y - whole[:, 7:]).abs().max() < 0.05 * whole.abs().max()
     cache = KVCache(24)
     model(tokens[:, :7], cache=cache)
+    taken = cache.take(torch.arange(2))
     y = model.double()(tokens[:, 7:], cache=cache)
     assert y.dtype == torch.float64 and (y - whole[:, 7:]).abs().max() < 1e-4
+    y = model.bfloat16()(tokens[:, 7:], cache=taken)
+    assert y.dtype == torch.bfloat16 and (y - whole[:, 7:]).abs().max() < 0.05 * whole.abs().max()
 
 
 @pytest.mark.slow
@@ -618,17 +623,21 @@ def test_what_a_person_puts_into_a_cache_is_what_the_next_pass_reads():
         close(found, gpt(tokens)[:, 7:])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "mla", "k_eq_v"])
-def test_rows_of_integers_and_too_few_rows_are_refused_in_a_cache(attention):
+@pytest.mark.parametrize("attention", ["sdpa", "mla", "sdpa+key_offset", "delta", "short_conv"])
+def test_integers_and_too_few_rows_are_refused_in_a_cache(attention):
     """They were read as numbers without a scale, and as followed by rows of zeros."""
     gpt, tokens = random_gpt(attention=attention), torch.randint(61, (1, 9))
-    for change, message in (
-        (lambda rows: (rows * 20).to(torch.int8), "layer 0 has .* as torch.int8, without a scale: "),
-        (lambda rows: rows[:, :, 1:5], "layer 0 has 4 rows of .* for 6 positions: none may be left out"),
-    ):
+    for name in ("k", "latent", "last_key", "state", "written"):
         cache = KVCache(9)
         gpt(tokens[:, :6], cache=cache)
-        for kept in cache.layers.values():
-            kept |= {name: change(rows) for name, rows in kept.items()}
-        with pytest.raises(ValueError, match=message):
+        if name not in cache.layers[0]:
+            continue
+        kept = cache.layers[0][name]
+        cache.layers[0][name] = (kept * 20).to(torch.int8)
+        with pytest.raises(ValueError, match=f"layer 0 has {name} as torch.int8, without a scale: "):
             gpt(tokens[:, 6:], cache=cache)
+        if (0, name) in cache.spans:
+            cache.layers[0][name] = kept[:, :, 1:5]
+            cache.is_amid_pass = False
+            with pytest.raises(ValueError, match=f"layer 0 has 4 rows of {name} for 6 positions: none may be left out"):
+                gpt(tokens[:, 6:], cache=cache)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from model.attention.masks import check_starts
-from model.cache import DocStarts, KVCache, Tokens
+from model.cache import DocStarts, KVCache, Tokens, in_type_of
 from model.cpu import is_eager
 from model.rope import Rope, check_rotation
 
@@ -149,6 +149,7 @@ class AttentionContext:
 
         # The last `count` rows of earlier passes, then the new ones. Without a cache the kept rows are thrown away.
         before = kept.get(name, new.new_zeros(*new.shape[:2], count, new.shape[3]))
+        before = in_type_of(new, before, name, layer_idx)
         rows = torch.cat((before, new), 2)  # (B, n, count + T, D)
         kept[name] = rows[:, :, T:].detach()
         shifted = [rows[:, :, count - back : count - back + T] for back in range(1, count + 1)]

@@ -29,6 +29,7 @@ from model.attention.fading import CHUNK, faded_products, left_between, split_ch
 from model.attention.layer import NORM_EPS, MultiHeadAttention, Stream
 from model.attention.modifiers import PerHead
 from model.attention.registry import form
+from model.cache import in_type_of
 from model.config import POSITION_SETTINGS, AttentionConfig
 from model.layers import RMSNorm, rms_norm, upcast
 
@@ -200,6 +201,7 @@ class Recurrent(MultiHeadAttention):
             if state.size(0) != q.size(0):  # a product would broadcast one of them
                 problem = f"queries of {q.size(0)} texts do not continue a state of {state.size(0)}"
                 raise ValueError(f"{problem}: number the texts that go on by take() of the cache.")
+            state = in_type_of(q, state, "state", self.layer_idx)
             y, state = scan(q, k, v, log_decay.to(q.dtype), beta, state, self.erasers(k, x))
         kept["state"] = state.detach()
         return y.to(x.dtype)
