@@ -32,8 +32,6 @@ from data.config import VOCABULARIES, TokenizerConfig
 from data.tasks import TASKS
 from data.tokenizer import make_tokenizer
 from generation.config import EvalConfig, SampleConfig, TextConfig
-from model.attention import check, make_attention
-from generation.config import SampleConfig
 from model.attention import check, choose, make_attention
 from model.attention.code import RAN, explained, run_code
 from model.attention.registry import FORMS, MODIFIERS
