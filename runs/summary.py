@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -149,21 +150,23 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
     return None
 
 
-def refuse_other_run(folder: Path, overrides: list[str]) -> None:
+def refuse_other_run(folder: Path, overrides: Sequence[str]) -> None:
     """Raise SettingsError if a job's folder holds a run of other overrides."""
-    overrides = overrides_of_job(overrides)
     record = read_job(folder)
-    is_same = record and sorted(overrides_of_job(record.overrides)) == sorted(overrides)
-    if not is_same and (read_summary(folder) or has_checkpoints(folder)):
+    is_same = record and key_of(record.overrides) == key_of(overrides)
+    if not is_same and has_run(folder):
         before = f"`{' '.join(record.overrides)}`" if record else "unknown settings (no job.json)"
-        remedy = (
-            "give the sweep another folder by hydra.sweep.dir=FOLDER, or remove that run; "
-            "jobs keep their numbers if further values are those of the setting that is typed first"
-        )
-        raise SettingsError(f"{folder} holds a run of {before}, not of `{' '.join(overrides)}`", remedy)
+        remedy = "give the sweep another folder by hydra.sweep.dir=FOLDER, or remove that run"
+        problem = f"{folder} holds a run of {before}, not of `{' '.join(overrides_of_job(overrides))}`"
+        raise SettingsError(problem, remedy)
 
 
-def overrides_of_job(overrides: list[str]) -> list[str]:
+def key_of(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return a key that is equal for jobs of the same overrides."""
+    return (*sorted(overrides_of_job(overrides)),)
+
+
+def overrides_of_job(overrides: Sequence[str]) -> list[str]:
     """Return the last override of each name, without allow_changes, which only lets a job go on."""
     last = {override.partition("=")[0]: override for override in overrides}
     return [override for name, override in last.items() if name != "allow_changes"]
@@ -183,6 +186,11 @@ def threads_of_sweep(sweep: Path) -> int | None:
         if summary and summary.threads:
             return int(summary.threads)
     return None
+
+
+def has_run(folder: Path) -> bool:
+    """Return whether a job's folder holds more than its record."""
+    return read_summary(folder) is not None or has_checkpoints(folder)
 
 
 def has_checkpoints(folder: Path) -> bool:

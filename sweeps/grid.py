@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from decimal import Decimal
-from itertools import chain, product
+from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -37,7 +37,7 @@ from common.settings import TEXT_KINDS, setting_hints
 from common.text import flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
 from runs.directory import lock_run, settings_of_result, trained_settings, written_settings
 from runs.origin import PROJECT_HASH
-from runs.summary import fail_job, overrides_of_job, read_job, read_summary, refuse_other_run
+from runs.summary import JOB, fail_job, has_run, key_of, read_job, read_summary, refuse_other_run
 from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once, register_resolver
 from sweeps.leaderboard import shown, write_leaderboard
@@ -155,12 +155,17 @@ class Grid(Sweeper):
         planned = dict(zip(map(tuple, jobs), configs, strict=True))
         jobs = self.distinct(jobs, configs)
         self.refuse_other_code(configs)
-        self.refuse_other_jobs(jobs)
-        self.tell_other_settings(jobs, planned)
+        numbered = self.numbered(jobs)
+        self.tell_other_settings(numbered, planned)
         if os.environ.get("RANK", "0") == "0":
             print(f"sweep     {plural(len(jobs), 'job')}", flush=True)
+        # A launcher numbers its jobs one after the other: those between two gaps go together.
+        parts = [[*part] for _, part in groupby(enumerate(numbered), key=lambda pair: pair[1] - pair[0])]
+        results: list[JobReturn] = []
         with self.keeping_folder():
-            results = self.launch(jobs, 0)
+            for part in parts:
+                numbers = [number for _, number in part]
+                results += self.launch([numbered[number] for number in numbers], numbers[0])
         failed = sum(result.status == JobStatus.FAILED for result in results)
         if failed:
             raise SettingsError(f"{failed} of {len(jobs)} jobs failed", "the reasons are above")
@@ -269,35 +274,55 @@ class Grid(Sweeper):
             problem = f"{self.go_on} has runs of other code ({', '.join(sorted(others))}) than this, {PROJECT_HASH}"
             raise SettingsError(problem, "restore that code, name another folder, or add allow_changes=true")
 
-    def refuse_other_jobs(self, jobs: Sequence[Sequence[str]]) -> None:
-        """Raise SettingsError if the folder has runs of other overrides as these jobs."""
+    def numbered(self, jobs: Sequence[Sequence[str]]) -> dict[int, Sequence[str]]:
+        """Return the jobs by their numbers, in order.
+
+        A job that the folder has, of this command or of an earlier one, keeps its number, which names its folder; a new
+        one takes the first that is free. Raises SettingsError if the folder has runs, and none of these jobs.
+        """
         if self.config.dry_run:
-            return
+            return dict(enumerate(jobs))
         for number, job in enumerate(jobs):
-            folder = self.folder / str(number)
-            try:
-                refuse_other_run(folder, [*job])
-            except SettingsError:
-                # A record has the values of ${…}, which the job is typed with.
-                with suppress(SettingsError, HydraException, OmegaConfBaseException):
-                    composed = self.compositions.of_job(job).hydra.overrides.task
-                    refuse_other_run(folder, [str(override) for override in composed])
-                    continue
-                raise
+            if not (self.folder / str(number) / JOB).is_file():
+                refuse_other_run(self.folder / str(number), job)  # of nobody knows which job
+        held = {number: folder for number, (folder, _) in self.attempts().items() if has_run(folder)}
+        records = {number: read_job(folder) for number, folder in held.items()}
+        known = {key_of(record.overrides): number for number, record in records.items() if record}
+        found: dict[int, Sequence[str]] = {}
+        new: list[Sequence[str]] = []
+        for position, job in enumerate(jobs):
+            own = known.get(key_of(job), known.get(self.key_with_values(job)))
+            if own is not None:
+                found[own] = job
+            elif "${hydra:" in "".join(job):  # a value that only the job knows, as by its number
+                found[position] = job
+            else:
+                new.append(job)
+        if held and not found:
+            refuse_other_run(held[min(held)], jobs[0])
+        free = sorted({*range(len(jobs) + len(held))} - {*held, *found})
+        return dict(sorted([*found.items(), *zip(free, new, strict=False)]))
+
+    def key_with_values(self, job: Sequence[str]) -> tuple[str, ...]:
+        """Return the key of a job's overrides as its record has them, with the values of ${…}."""
+        if "${" in "".join(job):
+            with suppress(HydraException, OmegaConfBaseException):  # a value that only the job knows
+                return key_of([str(override) for override in self.compositions.of_job(job).hydra.overrides.task])
+        return key_of(job)
 
     def tell_other_settings(
-        self, jobs: Sequence[Sequence[str]], configs: Mapping[tuple[str, ...], TrainConfig | None]
+        self, numbered: Mapping[int, Sequence[str]], configs: Mapping[tuple[str, ...], TrainConfig | None]
     ) -> None:
         """Tell of a finished job whose experiment, or another file, has changed since."""
         if self.config.dry_run:
             return
         begun = self.attempts()
-        for number, job in enumerate(jobs):
+        for number, job in numbered.items():
             folder, _ = begun.get(number, (self.folder, 0))
             summary = read_summary(folder)
             record = read_job(folder)
             config = configs[tuple(job)]
-            is_same = record and sorted(overrides_of_job(record.overrides)) == sorted(overrides_of_job([*job]))
+            is_same = record and key_of(record.overrides) == key_of(job)
             if summary and summary.status == "finished" and config and is_same:
                 planned = settings_of_result(flat(asdict(config)))
                 for setting, ran in other_settings(folder, planned).items():

@@ -667,20 +667,45 @@ def test_a_variant_that_cannot_run_is_told_before_any_run(sweeper, variants, sai
 
 
 @pytest.mark.slow
-def test_a_sweep_that_would_number_its_earlier_jobs_otherwise_is_refused_before_it_trains(tmp_path):
-    """The seed is typed last, so a third one moves all jobs behind the first two."""
-    shared = tiny(tmp_path, max_steps=1)
-    (tmp_path / "s/2").mkdir(parents=True)
-    begin_job(tmp_path / "s/2", 2, [*shared, 'batch_size="1"', "optimizer.lr=0.02", "seed=1"])
-    put_summary(tmp_path / "s/2", status="finished")
-    # The first job is the same: its record has the value of what is typed.
-    (tmp_path / "s/0").mkdir()
-    begin_job(tmp_path / "s/0", 0, [*shared, 'batch_size="1"', "optimizer.lr=0.01", "seed=1"])
-    put_summary(tmp_path / "s/0", status="finished")
-    typed = [*shared, 'batch_size="${floordiv:${max_steps},1}"', "optimizer.lr=0.01,0.02", "seed=1,2,3"]
-    said = refusal(*typed, "hydra.sweep.dir=s", cwd=tmp_path)
-    assert "s/2 holds a run of" in said and "seed=3`: give the sweep another folder by hydra.sweep.dir=" in said
-    assert {path.name for path in (tmp_path / "s").iterdir()} == {"0", "2"}
+def test_a_sweep_goes_on_with_further_values_of_any_setting_and_with_fewer(tmp_path):
+    """A third seed, typed last, moved all jobs behind the first two to folders of others."""
+    typed = [*tiny(tmp_path, max_steps=1), 'batch_size="${floordiv:${max_steps},1}"', "hydra.sweep.dir=s"]
+
+    def go_on(*values: str) -> str:
+        done = run_here("-m", *typed, *values, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def held() -> dict[int, tuple[float, int]]:
+        jobs = read_jobs(tmp_path / "s")
+        return {int(job.name): (job.resolved["optimizer.lr"], job.resolved["seed"]) for job in jobs}
+
+    go_on("optimizer.lr=0.01,0.02", "seed=1,2")
+    begun = {0: (0.01, 1), 1: (0.01, 2), 2: (0.02, 1), 3: (0.02, 2)}
+    assert held() == begun
+    assert go_on("optimizer.lr=0.01,0.02", "seed=1,2,3").count("is finished already") == 4
+    begun |= {4: (0.01, 3), 5: (0.02, 3)}
+    assert held() == begun
+    # Of the lower rate two jobs and a new one, between which others have their numbers.
+    shutil.rmtree(tmp_path / "s/1")
+    assert go_on("seed=2,3,4", "optimizer.lr=0.01").count("is finished already") == 1
+    assert held() == begun | {6: (0.01, 4)}
+    # Other runs are for another folder, and so are those of which nobody knows the settings.
+    said = refusal(*typed, "optimizer.lr=0.01,0.02", "seed=1,2", "grad_clip=2", cwd=tmp_path)
+    assert "s/0 holds a run of" in said and "grad_clip=2`: give the sweep another folder by hydra.sweep.dir=" in said
+    (tmp_path / "s/2/job.json").unlink()
+    said = refusal(*typed, "optimizer.lr=0.01,0.02", "seed=1,2", cwd=tmp_path)
+    assert "s/2 holds a run of unknown settings (no job.json), not of" in said
+    assert held().keys() == {0, 1, 3, 4, 5, 6}
+
+
+@pytest.mark.slow
+def test_a_value_that_follows_from_the_number_of_a_job_keeps_it(tmp_path):
+    typed = [*tiny(tmp_path, max_steps=1), "seed='${hydra:job.num}'", "hydra.sweep.dir=s"]
+    for rates, finished in ("0.01,0.02", 0), ("0.01,0.02,0.03", 2):
+        done = run_here("-m", *typed, f"optimizer.lr={rates}", cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout.count("is finished already") == finished, done.stderr
+    assert [job.resolved["seed"] for job in read_jobs(tmp_path / "s")] == [0, 1, 2]
 
 
 @pytest.mark.slow
