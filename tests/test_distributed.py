@@ -420,7 +420,12 @@ def test_a_mistake_is_told_once_however_many_ranks_make_it(text_file, tmp_path):
 
 OF_ANOTHER_MACHINE = """
 import os, sys
+import torch
+import training.start
 from cli.hydra_command import run_train_command
+if "precision=auto" in sys.argv:  # of the first card it is bf16, of the second, an older one, fp16
+    types = torch.bfloat16, torch.float16
+    training.start.choose_precision = lambda name, device: types[int(os.environ["RANK"])]
 sys.argv[1:] = [argument.replace("RANK", os.environ["RANK"]) for argument in sys.argv[1:]]
 os.environ["LOCAL_RANK"] = "0"  # each prepares its own text
 run_train_command()
@@ -433,6 +438,7 @@ run_train_command()
     [
         ("data.path=RANK.txt", r"has text_hash=\w{16}, and RANK=1 \w{16}: "),
         ("seed=RANK", "has seed=0, and RANK=1 1: "),
+        ("precision=auto", "has precision=bfloat16, and RANK=1 float16: type precision=fp16 or fp32"),
     ],
 )
 def test_ranks_of_other_settings_or_another_text_train_no_model_together(given, said, text_file, tmp_path, monkeypatch):

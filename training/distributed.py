@@ -44,6 +44,7 @@ LAUNCHERS = (
 TIMEOUT = timedelta(minutes=30)  # of a collective
 RUNS = count()  # numbers the runs of this process under torchrun: a sweep has several
 TORCHRUN = "start with torchrun, which sets these variables, or unset them"
+ONE_MODEL = "give all of them the same settings, code and text: they train one model"
 NETWORK = (
     "set GLOO_SOCKET_IFNAME to the network interface that joins the machines, "
     "and with --max-restarts also TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
@@ -162,7 +163,7 @@ class Ranks:
             time.sleep(every)
             arrived = store.add(place, 0)
 
-    def refuse_others(self, facts: dict[str, str]) -> None:
+    def refuse_others(self, facts: dict[str, str], remedy: str = ONE_MODEL) -> None:
         """Raise SettingsError, on all ranks, unless they have the same facts; every rank must call."""
         if self.size == 1:
             return
@@ -171,7 +172,6 @@ class Ranks:
         for rank, theirs in enumerate(known):
             for name, value in known[0].items():
                 if theirs[name] != value:
-                    remedy = "give all of them the same settings, code and text: they train one model"
                     raise SettingsError(f"RANK=0 has {name}={value}, and RANK={rank} {theirs[name]}", remedy)
 
     def leave(self) -> None:

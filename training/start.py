@@ -184,6 +184,8 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
 
     # Build the model, with its weights. Rank 0 reads them; parallelize() gives them to the others.
     precision = choose_precision(config.precision, device)
+    computed_in = str(precision).removeprefix("torch.")  # of two kinds of cards one may have bf16
+    ranks.refuse_others({"precision": computed_in}, "type precision=fp16 or fp32, which all of them then have")
     seed_generators(initial_seed(config.seed), device)
     lower = f"lower model.n_embd={config.model.n_embd} or model.n_layer={config.model.n_layer}"
     with memory_errors(f"the model's weights are more than the memory of {device} holds", lower):
