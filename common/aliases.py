@@ -418,6 +418,9 @@ NAMES = {
         "torch_compile use_compile compile_model torch_compile_backend torch_compile_mode compile_mode"
     ),
     "deterministic": "full_determinism cudnn_deterministic use_deterministic_algorithms",
+    "deterministic: true ends a run at what cannot be kept; there is none that warns alone": (
+        "warn_only deterministic_warn_only deterministic_debug_mode"
+    ),
     "device: auto takes a GPU if there is one": "accelerator device_type device_map cuda use_cuda use_gpu n_gpu_layers",
     "device: cuda:1 is the second GPU; docs/hardware.md chooses several": (
         "gpu gpus gpu_id gpu_ids gpu_index device_id device_ids cuda_device visible_devices cuda_visible_devices"
@@ -740,6 +743,7 @@ VALUES = {
         "on: it chooses the mode": "1 inductor default reduce-overhead max-autotune",
         "off": "0 none eager",
     },
+    "deterministic": {"true: it ends a run at what cannot be kept; there is none that warns alone": "warn warn_only"},
     "recompute": {"block": "true full selective uniform", "none": "false"},
     "wandb.mode": {"online": "true on", "disabled": "false off none", "offline": "dryrun"},
     "checkpoint": {"null: the best checkpoint of the newest run": "auto best last latest newest"},

@@ -326,6 +326,31 @@ def test_a_run_that_ends_early_leaves_everything_as_it_was(end, config, monkeypa
     assert_unchanged(before, state())
 
 
+PUTS = """
+import torch
+from model.attention.modifiers import Modifier
+from model.attention.registry import modifier
+
+@modifier("puts", changes="result")
+class Puts(Modifier):
+    def finish(self, y, v, x, ctx):
+        torch.zeros(4).put_(torch.tensor([1]), torch.tensor([2.0]))  # which torch computes in no fixed order
+        return y
+"""
+
+
+@pytest.mark.slow
+def test_a_deterministic_run_refuses_what_its_program_wants_a_warning_of(config, tmp_path):
+    (file := tmp_path / "puts.py").write_text(PUTS)
+    config = replace(config, code=str(file), model=replace(config.model, attention="sdpa+puts"))
+    before = state()
+    said = "line 9: RuntimeError: put_ does not have a deterministic implementation: correct the file, or set determin"
+    with pytest.raises(SettingsError, match=said):
+        train(replace(config, deterministic=True))
+    assert_unchanged(before, state())
+    assert train(config) > 0
+
+
 @pytest.mark.slow
 def test_an_error_while_a_run_begins_or_ends_leaves_everything_as_it_was(config, monkeypatch):
     for where in ("training.start.build_run", "training.terminal.Terminal.__init__", "train.decode_rate"):

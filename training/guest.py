@@ -31,8 +31,7 @@ def process_kept() -> Iterator[None]:
     """
     # Note them.
     drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    determinism = torch.get_deterministic_debug_mode()  # 0 for none, 1 if it warns alone, 2 if it raises
     benchmark = torch.backends.cudnn.benchmark
     workspace = os.environ.get(WORKSPACE)
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -55,8 +54,8 @@ def process_kept() -> Iterator[None]:
         random.setstate(drawn[0])
         np.random.set_state(drawn[1])
         torch.set_rng_state(drawn[2])
-        if is_deterministic != torch.are_deterministic_algorithms_enabled():
-            torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        if determinism != torch.get_deterministic_debug_mode():
+            torch.use_deterministic_algorithms(determinism > 0, warn_only=determinism == 1)
         torch.backends.cudnn.benchmark = benchmark
         if workspace is None:
             os.environ.pop(WORKSPACE, None)

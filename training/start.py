@@ -82,6 +82,7 @@ CORE_SPEED = 50e9
 PLACES = {"data.path", "data.val_path", "code", "init_from"}  # which may differ from machine to machine
 LEFT_OUT = ("data.source", "data.separator", "data.document_mask", "optimizer.name")
 """Settings of a run, apart from its rates, on which the meaning of its weights depends, and which init_from leaves."""
+RAISES = 2  # torch's mode in which an operation without a deterministic kernel raises; in 1 it warns
 FEWEST_IDS = 257  # a tokenizer has at least the bytes and <|endoftext|>
 WRITABLE = "choose a folder on a disk with room that you may write to"
 COPY = "copy the run to a folder with room that you may write to, and resume the copy"
@@ -443,6 +444,14 @@ def check_start(config: TrainConfig, *, is_here: bool) -> None:
 
 def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> None:
     """Set determinism; SettingsError if the model is too large, fails, or wandb is not set up."""
+    # Set determinism, under which a person's file is tried. Only if it changes: that imports torch's compiler, which
+    # takes longer than torch itself.
+    if config.deterministic:
+        os.environ[WORKSPACE] = ":4096:8"  # cuBLAS is deterministic with this one
+        torch.backends.cudnn.benchmark = False
+    if torch.get_deterministic_debug_mode() != (RAISES if config.deterministic else 0):
+        torch.use_deterministic_algorithms(config.deterministic)
+
     model = config.model
     sizes = f"model.n_embd={model.n_embd}, model.n_head={model.n_head}, model.block_size={model.block_size}"
     with explained(config.code, sizes):
@@ -453,13 +462,6 @@ def check_machine(config: TrainConfig, device: torch.device, ranks: Ranks) -> No
         config.wandb.check_environment()
     if config.wandb.active_mode == "online" and ranks.is_first:
         check_key()
-
-    # Set determinism, only if it changes: that imports torch's compiler, which takes longer than torch itself.
-    if config.deterministic:
-        os.environ[WORKSPACE] = ":4096:8"  # cuBLAS is deterministic with this one
-        torch.backends.cudnn.benchmark = False
-    if config.deterministic != torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(config.deterministic)
 
 
 def try_code(config: TrainConfig, ranks: Ranks) -> None:

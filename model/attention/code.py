@@ -209,6 +209,9 @@ def explained(name: str | None, sizes: str = "") -> Iterator[None]:
             remedy += f", which has to fit {sizes}"
         if isinstance(error, ImportError) and is_neighbour(name, error.name):
             remedy = f"write a dot before its neighbour, as in from .{error.name} import NAME"
+        if "deterministic implementation" in problem:  # torch goes on with ways that are not ours
+            problem = problem.partition(", but")[0]
+            remedy = f"{remedy}, or set deterministic=false"
         fault = SettingsError(problem, remedy)
         if isinstance(error, SettingsError):
             if not frames:
