@@ -30,7 +30,8 @@ FOLDER = ("--config-dir", "-cd")
 FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--config-file", "--cfg-file")  # of others
 SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
-ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}")
+IN_SHELL = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}|\$\{now:([^}]*)\}")  # what a shell has as well
+COMPUTED = re.compile(r"\$\{[\w.]+:")  # the beginning of what Hydra computes
 PATHS = ("data.path", "data.val_path", "init_from", "code")
 NUMBERS = (int, int | None, float, float | None, bool)
 
@@ -183,8 +184,10 @@ def check_wandb_sweep(typed: dict[str, str]) -> None:
 
 
 def in_shell(variable: re.Match[str]) -> str:
-    """Return an environment variable of ENVIRONMENT as a shell writes it, with its default."""
-    name, default = variable.groups()
+    """Return a match of IN_SHELL as a shell writes it."""
+    name, default, time = variable.groups()
+    if time is not None:
+        return f"$(date '+{time}')"
     return f"${name}" if default is None else f"${{{name}:-{default}}}"
 
 
@@ -214,12 +217,13 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
                 remedy = "leave it out: Hydra writes no file and no log of its own for a run"
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
-        # A text may have any signs, and a folder's name; but ${oc.env:NAME} is meant for Hydra.
-        from_shell = ENVIRONMENT.sub(in_shell, value) if not name.endswith("prompt") else value
-        if not is_sweep and (from_shell != value or ("${" in value and hints.get(name) in NUMBERS)):
+        # A text may have any signs, and a folder's name; but ${oc.env:NAME} and ${now:%H} are meant for Hydra.
+        is_computed = COMPUTED.search(value) and not name.endswith("prompt")
+        if not is_sweep and (is_computed or ("${" in value and hints.get(name) in NUMBERS)):
             remedy = "type the value, or add -m"
-            if from_shell != value:
-                remedy += f'; the shell puts in a variable: {name}="{from_shell}"'
+            if IN_SHELL.search(value):
+                what = "the time" if "${now:" in value else "a variable"
+                remedy += f'; the shell puts in {what}: {name}="{IN_SHELL.sub(in_shell, value)}"'
             raise SettingsError(f"{name}={value}: ${{…}} has a value in sweeps alone", remedy)
         is_list = value.startswith(("[", "("))
         # In a sweep Hydra composes a list of options into one job, which two experiments may be for.
