@@ -635,3 +635,15 @@ def test_the_tables_of_the_predictions_follow_from_their_losses():
         corrected = list(accumulate((min(1, p * (len(ranks) - i)) for i, p in enumerate(ranks)), max))
         for (*numbers, p), row in zip(found, shown, strict=True):
             assert row == pytest.approx([*numbers, corrected[ranks.index(p)]], abs=1e-4)
+
+
+def test_a_curve_that_a_page_draws_shows_a_single_evaluation():
+    drawn = [call for page in PAGES for call in re.findall(r"\.plot\((.*?)\)", page.read_text(encoding="utf-8"))]
+    assert drawn and all("marker=" in call for call in drawn)  # a line through one point is none
+
+
+def test_the_price_and_the_energy_of_a_run_are_its_hours_times_those_of_one():
+    text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    figures = r"([\d.]+) h on a card of (\d+) W, at ([\d.]+) an hour, come to ([\d.]+) kWh and ([\d.]+),"
+    (hours, watts, price, energy, whole) = (float(figure) for figure in re.findall(figures, text)[0])
+    assert (round(hours * watts / 1000, 1), round(hours * price, 2)) == (energy, whole)
