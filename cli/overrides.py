@@ -230,7 +230,12 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         if "," in value and is_one and (not is_sweep or (is_list and name != "experiment")):
             bare = value.translate(str.maketrans("", "", "[]()"))
             remedy = f"type -m {name}={bare}" if is_list else "add -m"
-            raise SettingsError(f"{name}={value} is several values for one run", f"{remedy} to train with each")
+            remedy += " to train with each"
+            if is_list and name.endswith("attention"):
+                remedy += f"; {name}={bare.replace(',', '/')} has them in turns, layer by layer"
+            elif is_list and name.startswith("model."):
+                remedy += "; all layers of a model have the same"
+            raise SettingsError(f"{name}={value} is several values for one run", remedy)
         if is_sweep and name in GROUPS and "null" in value.split(","):
             raise SettingsError(f"{name}={value}: null is no option of {name}", "leave it out, or name an option")
         if is_sweep and name in PATHS and "," in value and is_there(name, value):

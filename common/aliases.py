@@ -117,6 +117,16 @@ NAMES = {
     "model.head_size: of queries, keys and values alike; docs/attention.md has a layer of your own": (
         "qk_head_dim qk_dim d_qk key_dim kdim v_head_dim value_dim vdim"
     ),
+    "model.n_embd: the width of all layers, whose number is model.n_layer; model.n_inner is that of their MLPs": (
+        "hidden_sizes hidden_dims hidden_layer_sizes layer_sizes layer_widths"
+    ),
+    "model.n_inner: one for all layers; docs/library.md has a model with parts of your own": (
+        "mlp_size_layerlist mlp_sizes intermediate_sizes ffn_hidden_sizes ffn_multipliers"
+    ),
+    "model.n_head: one for all layers; docs/library.md has a model with parts of your own": (
+        "n_head_layerlist n_heads_per_layer num_heads_per_layer"
+    ),
+    "model.n_kv_head: one for all layers": "n_kv_group_layerlist num_key_value_heads_per_layer",
     "model.n_inner": "d_ff intermediate_size ffn_hidden_size ffn_dim ff_dim mlp_dim dim_feedforward",
     "model.n_inner: the width itself; when null 4 × model.n_embd, or for swiglu about 8/3 of it": (
         "ff_mult mlp_ratio multiple_of ffn_dim_multiplier expansion_factor expansion_ratio"
@@ -174,6 +184,9 @@ NAMES = {
         attention_window attn_window sliding_window sliding_window_size use_sliding_window window window_size
         local_window
     """,
+    "model.attention_window: one for all layers with +window; attention=sdpa+window/sdpa has it in each second": (
+        "window_size_layerlist window_sizes sliding_windows"
+    ),
     "model.dropout": """
         dropout dropout_rate drop_rate dropout_prob resid_dropout resid_pdrop embd_pdrop emb_dropout embedding_dropout
         ff_dropout hidden_dropout hidden_dropout_prob emb_pdrop
@@ -190,7 +203,7 @@ NAMES = {
     "attention": "attn_type attention_type attention.type",
     "attention: a pattern over the layers, such as sdpa+window/sdpa with model.attention_window=32": """
         attention_config attention_pattern attn_config layer_types window_pattern sliding_window_pattern
-        max_window_layers sliding_window_indices
+        max_window_layers sliding_window_indices attention_layerlist attention_variant_layerlist
     """,
     "attention: sdpa/sdpa/sdpa/sdpa+nope has no positions in each fourth layer": (
         "no_rope_layers no_rope_layer_interval no_rope_freq"
@@ -398,6 +411,14 @@ NAMES = {
         "n_trials study_name storage direction sampler"
     ),
     ": docs/sweeps.md has the YAML of a sweep by wandb": "method",
+    ": a job that fails is told, and the others run; Ctrl-C ends a sweep, which docs/sweeps.md continues": """
+        max_failures max_failed_jobs max_failed_trials fail_fast failfast stop_on_error stop_on_failure
+        continue_on_error error_score
+    """,
+    ": docs/scaling.md computes a price and the energy from the time, which dry_run=true predicts": """
+        energy track_energy carbontracker codecarbon emissions co2 carbon power cost costs price price_per_hour
+        cost_per_hour
+    """,
     # The machine
     "precision": "dtype mixed_precision model_dtype train_dtype compute_dtype amp_dtype",
     "dtype: float32, bfloat16 or float16": "precision",
@@ -475,6 +496,9 @@ NAMES = {
         display_interval
     """,
     "log_interval: a number of steps": "logging_strategy",
+    "run_dir: its train.log has the log, and its metrics.jsonl the figures, which docs/training.md makes a table": (
+        "csv csv_log log_csv csv_logger log_file logfile metrics_file"
+    ),
     "log_interval: the first step has a line, and then each of so many": "logging_first_step",
     "log_interval: losses are those of single steps; the run's page draws their smoothed curve beside them": (
         "smoothing smooth_loss loss_smoothing loss_ema running_mean moving_average"
