@@ -268,16 +268,20 @@ def is_free(name: str) -> bool:
     return f"{name}.".startswith(tuple(f"{free}." for free in MAY_CHANGE_ON_RESUME))
 
 
-def earlier_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, Any], data: str | None) -> str | None:
+def earlier_settings(
+    settings: dict[str, Any], saved: Meta, defaults: dict[str, Any], data: str | None, computed_in: str
+) -> str | None:
     """Return what the steps of a resumed run had that later ones have not, None for nothing.
 
     The end of a run counts, for the learning rate's schedule follows it, and so does its code. data: the fingerprint of
-    another text.
+    another text. computed_in: the type of the later steps, which precision=auto chooses on each machine.
     """
     found = changed_settings(settings, saved, defaults)
     ends = ("max_steps", "max_minutes", "max_flops")
     had = [f"{name}={format_value(before)}" for name, (before, _) in found.items() if name in ends or not is_free(name)]
     had += ["another version of the text"] * (data is not None)
+    computed = saved.computed_on.get("precision", computed_in)
+    had += [f"computed_in={computed}"] * (computed != computed_in)
     code = saved.computed_on.get("project_hash")  # None before it was kept
     had += [f"project_hash={format_value(code)}"] * (code != PROJECT_HASH)
     earlier = saved.progress.earlier_settings

@@ -331,21 +331,25 @@ def test_a_run_of_a_small_vocabulary_goes_on_with_a_text_that_has_more_tokens(tr
 def test_the_settings_of_earlier_steps_are_those_that_shape_the_weights_and_add_up():
     defaults = {"max_steps": None, "grad_clip": 1.0, "eval_interval": 150, "seed": 1}
     saved = Meta({"max_steps": 6, "seed": 1}, Progress(step=6), computed_on={"project_hash": PROJECT_HASH})
-    assert earlier_settings(defaults | {"max_steps": 6, "eval_interval": 5}, saved, defaults, None) is None
-    found = earlier_settings(defaults | {"max_steps": 9, "grad_clip": 0.5}, saved, defaults, "text")
+    assert earlier_settings(defaults | {"max_steps": 6, "eval_interval": 5}, saved, defaults, None, "float32") is None
+    found = earlier_settings(defaults | {"max_steps": 9, "grad_clip": 0.5}, saved, defaults, "text", "float32")
     assert found == "grad_clip=1 max_steps=6 another version of the text until step 6"
     saved.progress.earlier_settings = "seed=7 until step 3"
-    found = earlier_settings(defaults | {"max_steps": 9}, saved, defaults, None)
+    found = earlier_settings(defaults | {"max_steps": 9}, saved, defaults, None, "float32")
     assert found == "seed=7 until step 3, max_steps=6 until step 6"
+    # So is the type that precision=auto chose on an earlier machine, whose mean with others a table had.
+    saved = Meta({}, Progress(step=6), computed_on={"project_hash": PROJECT_HASH, "precision": "bfloat16"})
+    assert earlier_settings(defaults, saved, defaults, None, "bfloat16") is None
+    assert earlier_settings(defaults, saved, defaults, None, "float16") == "computed_in=bfloat16 until step 6"
     # The code of the earlier steps is one of these.
     saved = Meta({"code_hash": "aa"}, Progress(step=6), computed_on={"project_hash": PROJECT_HASH, "torch": "2.10"})
-    assert earlier_settings(defaults | {"code_hash": "aa"}, saved, defaults, None) is None
+    assert earlier_settings(defaults | {"code_hash": "aa"}, saved, defaults, None, "float32") is None
     saved.computed_on["project_hash"] = "bb"
-    found = earlier_settings(defaults | {"code_hash": "cc"}, saved, defaults, None)
+    found = earlier_settings(defaults | {"code_hash": "cc"}, saved, defaults, None, "float32")
     assert found == "code_hash=aa project_hash=bb until step 6"
     for computed_on, code in (({"project_hash": "aa"}, "aa"), ({}, "null")):  # older runs do not say their code
         saved = Meta({"max_steps": 6}, Progress(step=6), computed_on=computed_on)
-        found = earlier_settings(defaults | {"max_steps": 6}, saved, defaults, None)
+        found = earlier_settings(defaults | {"max_steps": 6}, saved, defaults, None, "float32")
         assert found == f"project_hash={code} until step 6"
 
 

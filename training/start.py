@@ -361,7 +361,8 @@ def restore(run: Run, saved: Saved) -> None:
         if run.config.wandb.active_mode != "disabled":
             log.warning("this run was copied from %s, which keeps its run of wandb: it has a new one.", meta.home)
     text = None if meta.data == run.data.fingerprint else run.data.fingerprint
-    run.progress.earlier_settings = earlier_settings(asdict(run.config), meta, asdict(TrainConfig()), text)
+    settings, defaults = asdict(run.config), asdict(TrainConfig())
+    run.progress.earlier_settings = earlier_settings(settings, meta, defaults, text, run.precision)
     # With another batch_size the run goes on where it was in the text.
     before = meta.config.get("batch_size", run.config.batch_size)
     run.progress.ahead += run.progress.step * (before - run.config.batch_size)
