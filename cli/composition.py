@@ -264,6 +264,11 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     empty = {name.rpartition(".")[0] for name in SETTINGS} & values.keys()
     if empty:
         raise empty_group(min(empty))
+    for name in sorted(values.keys() - SETTINGS.keys()):  # of a file, for the typed ones are known
+        group, _, setting = name.partition(".")
+        if setting in SETTINGS:
+            remedy = f"begin it with the line # @package _global_, and write the settings of {group} below {group}:"
+            raise SettingsError(f"the file of {group}= has {setting}, which is not in {group}", remedy)
     values["code_hash"] = code_hash
     asked = set(typed)
     name = values["attention"]

@@ -86,6 +86,16 @@ def test_a_file_that_is_no_yaml_is_named_with_the_line(folder, content):
     assert sentence.count("\n") == 0
 
 
+@pytest.mark.parametrize("content", ["source: stdlib\nmodel:\n  n_layer: 1\n", "max_steps: 2\n"])
+def test_a_file_of_a_group_that_has_another_groups_settings_is_told_how(folder, content):
+    (folder / "data").mkdir()
+    (folder / "data/mine.yaml").write_text(content)
+    with pytest.raises(SettingsError, match=r"the file of data= has m.*, which is not in data: begin it with the"):
+        composed(f"--config-dir={folder}", "data=mine")
+    (folder / "data/mine.yaml").write_text("# @package _global_\ndata:\n  source: stdlib\nmodel:\n  n_layer: 1\n")
+    assert composed(f"--config-dir={folder}", "data=mine").model.n_layer == 1
+
+
 def test_a_file_in_another_encoding_is_named(folder, monkeypatch):
     (folder / "experiment/bad.yaml").write_bytes("# café\n".encode("latin-1"))
     with pytest.raises(SettingsError, match=r"my files, 1/experiment/bad\.yaml is not UTF-8: save it"):
