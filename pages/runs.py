@@ -32,12 +32,14 @@ def run_page(directory: Path | str) -> str:
     settings = written_settings(directory)
     notes = read_metrics(directory / RECORD)
     rows = read_metrics(directory / "metrics.jsonl")
-    summary = asdict(read_summary(directory) or Summary())
+    summary = read_summary(directory) or Summary()
+    if summary.status == "running":
+        summary = summary.at_last(rows)
     samples = [{"step": note["step"], "text": note["sample"]} for note in notes if note.get("sample")]
     # The maps of an evaluation, with its figures of the heads from metrics.jsonl.
     evaluations = {row["step"]: row for row in rows if "val_loss" in row}
     heads = [evaluations.get(note["step"], {}) | note | {"sample": None} for note in notes if note.get("maps")]
-    run = describe_run(str(directory), rows, {}, summary, alone=True)
+    run = describe_run(str(directory), rows, {}, asdict(summary), alone=True)
     data = {
         "folder": visible(directory),
         "settings": [],

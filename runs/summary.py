@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from common.errors import SettingsError, first_line
 from common.files import replace_text
-from runs.metrics import finite
+from runs.metrics import Row, finite, is_number
 
 log = logging.getLogger("tinygpt")
 NAME = "summary.json"
 JOB = "job.json"
 STATUSES = ("running", "stopped", "failed", "finished")
+PLACE = ("step", "tokens", "flops", "seconds")  # of a row of metrics.jsonl in its run
 
 
 @dataclass(kw_only=True)
@@ -72,6 +73,11 @@ class Summary:
         if self.val_bpb and self.val_loss and self.val_tokens:
             return round(self.val_loss * self.val_tokens / self.val_bpb)
         return self.val_tokens
+
+    def at_last(self, rows: list[Row]) -> Self:
+        """Return this at the last row of metrics.jsonl, which may be later than summary.json."""
+        last = rows[-1] if rows else {}
+        return replace(self, **{name: last[name] for name in PLACE if is_number(last.get(name))})
 
     @property
     def objective(self) -> float:

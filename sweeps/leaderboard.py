@@ -24,7 +24,7 @@ from common.text import duration, flat, plural, si, visible
 from pages.kit import fill_page
 from pages.runs import RECORD, describe_run, headline, longest_curves
 from runs.directory import TABLE, settings_of_result, trained_settings, written_settings
-from runs.metrics import is_number, read_metrics
+from runs.metrics import read_metrics
 from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
 from training.config import TrainConfig
@@ -308,11 +308,7 @@ def summary_of(folder: Path, reason: str | None, is_going_on: bool) -> Summary:
     # A job without a step still prepares its text, if the sweep goes on.
     if summary.status != "running" or (summary.step is None and is_going_on):
         return summary
-    # The last row of metrics.jsonl may be later than summary.json.
-    for row in read_metrics(folder / "metrics.jsonl")[-1:]:
-        summary = replace(
-            summary, **{name: row[name] for name in ("step", "tokens", "flops", "seconds") if is_number(row.get(name))}
-        )
+    summary = summary.at_last(read_metrics(folder / "metrics.jsonl"))
     if is_locked(folder / ".lock") is not False:
         return summary
     return replace(summary, status="stopped", reason=f"ended without a word after step {summary.step or 0}")

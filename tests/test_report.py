@@ -145,6 +145,16 @@ def test_a_page_tells_of_how_many_neighbours_a_point_is_the_mean():
     assert max(loss for *_, loss in many["curves"]["loss"]) == 2.0  # (20 + 18) / 19
 
 
+def test_a_page_of_a_run_that_goes_on_stands_at_its_last_row(tmp_path):
+    (tmp_path / "summary.json").write_text('{"status": "running", "step": 0, "tokens": 0, "flops": 0, "seconds": 0.1}')
+    row = '{"step": %d, "tokens": %d, "flops": 9e9, "seconds": 4.5, "loss": 2.5}\n'
+    (tmp_path / "metrics.jsonl").write_text(row % (10, 640) + row % (20, 1280))
+    (tmp_path / "page.html").write_text(run_page(tmp_path), encoding="utf-8")
+    (run,) = data_of(tmp_path / "page.html")["runs"]
+    assert [run[name] for name in ("step", "tokens", "flops", "seconds")] == [20, 1280, 9e9, 4.5]
+    assert run["curves"]["loss"][-1][0] == 20
+
+
 NOT_FINITE = (None, math.nan, math.inf, 1e31, "NaN")
 
 
