@@ -32,6 +32,7 @@ SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
 IN_SHELL = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}|\$\{now:([^}]*)\}")  # what a shell has as well
 COMPUTED = re.compile(r"\$\{[\w.]+:")  # the beginning of what Hydra computes
+NAMED = re.compile(r"\$\{([\w.]+)\}")
 PATHS = ("data.path", "data.val_path", "init_from", "code")
 NUMBERS = (int, int | None, float, float | None, bool)
 
@@ -217,9 +218,10 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
                 remedy = "leave it out: Hydra writes no file and no log of its own for a run"
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
-        # A text may have any signs, and a folder's name; but ${oc.env:NAME} and ${now:%H} are meant for Hydra.
-        is_computed = COMPUTED.search(value) and not name.endswith("prompt")
-        if not is_sweep and (is_computed or ("${" in value and hints.get(name) in NUMBERS)):
+        # A text may have any signs, and a folder's name; but ${oc.env:NAME}, ${now:%H} and ${seed} are meant for Hydra.
+        is_computed = COMPUTED.search(value) or {*NAMED.findall(value)} & hints.keys()
+        is_number = "${" in value and hints.get(name) in NUMBERS
+        if not is_sweep and (is_number or (is_computed and not name.endswith("prompt"))):
             remedy = "type the value, or add -m"
             if IN_SHELL.search(value):
                 what = "the time" if "${now:" in value else "a variable"

@@ -329,14 +329,14 @@ def test_train_then_sample_as_a_person_types_them(text_file, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_has_all_its_files_in_run_dir_and_those_of_another_stay_as_they_are(text_file, tmp_path):
-    settings = [*TINY, f"data.path={text_file}", "run_dir=my ${seed} run"]
+    settings = [*TINY, f"data.path={text_file}", "run_dir=my ${x} run"]
     assert run_here("train.py", *settings, cwd=tmp_path).returncode == 0
-    files = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "my ${seed} run").rglob("*")}
+    files = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "my ${x} run").rglob("*")}
     assert {"checkpoints", "metrics.jsonl", "summary.json"} <= files.keys()
-    assert {path.name for path in tmp_path.iterdir()} == {"my ${seed} run", "cache", text_file.name}
+    assert {path.name for path in tmp_path.iterdir()} == {"my ${x} run", "cache", text_file.name}
     again = run_here("train.py", *settings, "seed=2", cwd=tmp_path)
-    assert again.returncode == 1 and "run_dir=my ${seed} run already holds a run" in again.stderr
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "my ${seed} run").rglob("*")} == files
+    assert again.returncode == 1 and "run_dir=my ${x} run already holds a run" in again.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "my ${x} run").rglob("*")} == files
 
 
 def test_a_mistake_ends_in_one_sentence_and_status_1_a_jobs_with_its_number(text_file, tmp_path):

@@ -348,6 +348,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "run_dir=${oc.env:RUNS}/a": """type the value, or add -m; the shell puts in a variable: run_dir="$RUNS/a\"""",
     "seed=${oc.env:RANK,3}": """; the shell puts in a variable: seed="${RANK:-3}\"""",
     "run_dir=a/${now:%F}": """type the value, or add -m; the shell puts in the time: run_dir="a/$(date '+%F')\"""",
+    "run_dir=lr-${optimizer.lr}": "run_dir=lr-${optimizer.lr}: ${…} has a value in sweeps alone: type the value",
     "wandb.name=${hydra:job.name}": "${…} has a value in sweeps alone: type the value, or add -m.",
     "model.n_head=many": "model.n_head=many is not a whole number",
     "max_steps=1.5": "max_steps=1.5 is not a whole number, or null",
