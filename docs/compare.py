@@ -222,7 +222,9 @@ class Comparison:
 
         # Other lengths, or losses on other parts of the text, do not compare.
         if any(basis(picks[seed]) != basis(base[seed]) for seed in seeds):
-            unequal = "trained on other numbers of tokens than the baseline, or scored on other text (set eval_tokens)"
+            unequal = (
+                "trained on other numbers of tokens than the baseline, or scored on other text (set eval_tokens=N)"
+            )
             self.notes.append(f"Left out: {variant}{at(size)}, {unequal}.")
             return None
 

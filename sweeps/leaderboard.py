@@ -486,8 +486,10 @@ def markdown(jobs: list[Job]) -> str:
 
 def remedy_for_parts(targets: Iterable[float | None]) -> str:
     """Return how runs that scored so many targets of different parts are scored on one."""
-    # Equally many tokens of other tokenizers are other parts, but for all of them.
-    return "set eval_tokens" if len({*targets}) > 1 else "eval_tokens=1e9 scores all of it"
+    numbers = {number for number in targets if number}
+    if len(numbers) > 1:
+        return f"eval_tokens={min(numbers):.0f} scores as many targets in each"
+    return "eval_tokens=1e9 scores all of it"  # as many tokens of another tokenizer are another part
 
 
 def settings_of_scored_text(jobs: list[Job], swept: list[str]) -> list[str]:

@@ -652,7 +652,8 @@ def test_losses_on_different_parts_of_a_text_are_not_compared(metric, first, own
         with pytest.raises(SettingsError, match="^1 of 1 variants stay undecided, because a pair is missing"):
             sweeper.sweep([])
         counts = f"{first[2]:.0f} and {own[2]:.0f} targets"
-        remedy = "set eval_tokens" if first[2] != own[2] else "eval_tokens=1e9 scores all of it"
+        fewer = f"eval_tokens={min(first[2], own[2]):.0f} scores as many targets in each"
+        remedy = fewer if first[2] != own[2] else "eval_tokens=1e9 scores all of it"
         said = f"undecided, because seed 1 was scored on different texts ({counts}): {remedy}"
         assert standing(tmp_path)["attention=mla"][:2] == [said, "0"]
         assert f"{remedy}." in (tmp_path / "leaderboard.md").read_text()

@@ -209,7 +209,7 @@ def test_a_seed_whose_result_is_not_finite_is_no_part_of_a_mean(tmp_path):
     rows = [(row[1], row[-1]) for row in cells(markdown(read_jobs(tmp_path)))[1:]]
     assert rows == [("0, 2", "1.5000 ± 0.7071"), ("0", "3.0000"), ("1", "–")]
     put_job(tmp_path, 0, "attention=sdpa", "seed=0", val_bpb=1.0, val_tokens=512.0)
-    assert "set eval_tokens" not in markdown(read_jobs(tmp_path))  # of text the others have nothing
+    assert "eval_tokens=" not in markdown(read_jobs(tmp_path))  # of text the others have nothing
 
 
 def test_runs_with_different_tokenizers_are_told_to_score_all_of_the_text(tmp_path):
@@ -220,7 +220,7 @@ def test_runs_with_different_tokenizers_are_told_to_score_all_of_the_text(tmp_pa
         return re.findall(r"different parts of the validation text: (.*)\.", markdown(read_jobs(tmp_path)))
 
     assert remedy(512, 512) == ["eval_tokens=1e9 scores all of it"]
-    assert remedy(512, 400) == ["set eval_tokens"]
+    assert remedy(512, 400) == ["eval_tokens=400 scores as many targets in each"]
 
 
 @pytest.mark.parametrize("typed", ["run_dir=null", "data.cache_dir=c", "allow_changes=true", "wandb.name=a"])
