@@ -34,7 +34,7 @@ from common.errors import SettingsError, format_value, library_fault, mend
 from common.files import os_errors_named, user_path
 from common.machine import processors
 from common.settings import TEXT_KINDS, setting_hints
-from common.text import flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
+from common.text import QUOTED, flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
 from runs.directory import lock_run, settings_of_result, trained_settings, written_settings
 from runs.origin import PROJECT_HASH
 from runs.summary import JOB, fail_job, has_run, key_of, read_job, read_summary, refuse_other_run
@@ -50,6 +50,8 @@ OF_A_JOB = ("seed", "device", "model.vocab_size", "init_from")
 """The settings that a job itself chooses, completes or, when it goes on, leaves out."""
 FOLDERS = {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.sweeper.baseline", "hydra.sweeper.confirm"}
 TEXTS = FOLDERS | {name for name, kind in SETTINGS.items() if kind in TEXT_KINDS}
+COMPUTED = r"\$\{(?:[^{}]|\$\{[^{}]*\})*\}"
+"""A ${…} that a job computes from its settings, with others in it."""
 VARIANTS = (
     """write 'hydra.sweeper.variants=["NAME=VALUE",…]', or on Windows "hydra.sweeper.variants=['NAME=VALUE',…]\""""
 )
@@ -119,13 +121,16 @@ class Grid(Sweeper):
         folder = OmegaConf.select(config, "hydra.run.dir") or "."
         if folder != ".":  # as in conf/train.yaml
             raise SettingsError(f"hydra.run.dir={folder} is no folder of a sweep", f"type hydra.sweep.dir={folder}")
+        # As they are written: a ${…} is of each job's own settings, and Hydra has computed it from the sweep's.
+        written: Any = OmegaConf.to_container(config.hydra.sweeper)
+        self.params, self.variants = written["params"], written["variants"]
         given = [""] if self.variants is None else self.variants
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise SettingsError(f"hydra.sweeper.variants={given} is no list of overrides", VARIANTS)
         if not isinstance(self.params or {}, Mapping):
             remedy = "leave it out, or write an experiment's values as {seed: [1, 2, 3]}"
             raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
-        self.groups = [[quoted_as_typed(word, TEXTS) for word in str(variant).split()] for variant in given]
+        self.groups = [[computed_in_job(word) for word in str(variant).split()] for variant in given]
         for override in chain.from_iterable(self.parse(group).values() for group in self.groups):
             if override.is_sweep_override():
                 problem = f"hydra.sweeper.variants: {override.input_line} is several values in one variant"
@@ -188,8 +193,7 @@ class Grid(Sweeper):
 
     def ranges(self) -> dict[str, Any]:
         """Return the experiment's ranges by the dotted names of their settings."""
-        params = OmegaConf.to_container(self.params) if OmegaConf.is_config(self.params) else self.params
-        return flat(params or {})  # type: ignore[arg-type]
+        return flat(self.params or {})
 
     def parse(self, arguments: list[str]) -> dict[str, Override]:
         parser = OverridesParser.create(config_loader=self.loader)
@@ -498,6 +502,14 @@ def result_key(config: TrainConfig) -> str:
     return json.dumps(settings_of_result(flat(asdict(config))), sort_keys=True)
 
 
+def computed_in_job(override: str) -> str:
+    """Return NAME=VALUE of a variant for Hydra, in quotes if it has a ${…}."""
+    name, _, value = override.partition("=")
+    if re.search(COMPUTED, value) and not re.search(QUOTED, value):
+        return f'{name}="{value}"'
+    return quoted_as_typed(override, TEXTS)
+
+
 def range_text(name: str, value: Any) -> str:
     """Return an experiment's values of a setting as they are typed: [1, 2] is 1,2.
 
@@ -505,11 +517,18 @@ def range_text(name: str, value: Any) -> str:
     """
     takes_list = any(get_origin(kind) is list for kind in (SETTINGS.get(name), *get_args(SETTINGS.get(name))))
     if not isinstance(value, list) or takes_list:
-        return format_value(value)
+        text = format_value(value)
+        return f'"{text}"' if re.fullmatch(COMPUTED, text) else text
     if not value:
         raise SettingsError(f"hydra.sweeper.params has no values of {name}", "leave the setting out, or give some")
-    texts = map(format_value, value)
-    return ",".join(text if re.fullmatch(r"[\w.+/-]+|\$\{.*", text, re.ASCII) else quote(text) for text in texts)
+    return ",".join(map(in_list, map(format_value, value)))
+
+
+def in_list(text: str) -> str:
+    """Return one of several values of a setting for Hydra, in quotes if it needs them."""
+    if re.search(COMPUTED, text):
+        return f'"{text}"'
+    return text if re.fullmatch(r"[\w.+/-]+", text, re.ASCII) else quote(text)
 
 
 def expand_ranges(override: Override) -> None:

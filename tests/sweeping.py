@@ -67,6 +67,7 @@ def in_memory(sweeper: Grid, folder: Path, result: Result) -> list[dict[str, str
 
     choices = {"hydra/launcher": "basic", "hydra/sweeper": "grid"}
     hydra = {"runtime": {"choices": choices}, "sweep": {"dir": str(folder)}, "overrides": {"hydra": []}}
+    hydra["sweeper"] = {"params": sweeper.params, "variants": sweeper.variants}
     config = OmegaConf.create({"dry_run": False, "optimizer": {"lr": 0.1}, "max_steps": 5, "hydra": hydra})
     with mock.patch("hydra.core.plugins.Plugins.instance"):
         loader = SimpleNamespace(repository=None)

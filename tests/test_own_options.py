@@ -267,7 +267,7 @@ def test_a_value_in_a_list_keeps_its_meaning():
     assert range_text("model.n_kv_head", [None, 1]) == "null,1"
     assert range_text("attention", ["sdpa+gate/sdpa", "mla"]) == "sdpa+gate/sdpa,mla"
     assert range_text("data.path", ["a, b.txt", "c"]) == '"a, b.txt",c'
-    assert range_text("eval_interval", ["${max_steps}"]) == "${max_steps}"
+    assert range_text("eval_interval", ["${max_steps}", 3]) == '"${max_steps}",3'
     with pytest.raises(SettingsError, match=r"hydra\.sweeper\.params has no values of seed: leave"):
         range_text("seed", [])
 

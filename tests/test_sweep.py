@@ -1013,6 +1013,32 @@ def test_a_rate_in_proportion_to_the_batch_is_swept(tmp_path, monkeypatch):
     assert re.findall(r"^rate (.*)$", result.stdout, re.M) == ["0.002000", "0.006000"]
 
 
+COMPUTED = "${mul:0.0005,${batch_size}}"
+BROUGHT = {
+    "variants": f"variants: ['optimizer.lr={COMPUTED} data.path=text_${{seed}}.txt', 'data.path=${{oc.env:HELD}}']",
+    "params": f"params: {{optimizer.lr: '{COMPUTED}', data.path: ['text_${{seed}}.txt', '${{oc.env:HELD}}']}}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROUGHT)
+def test_a_value_of_a_variant_or_an_experiment_is_that_of_each_job(name, tmp_path, monkeypatch):
+    """Of each job's own settings: a rate of 16 · 0.0005 and text_10.txt in all jobs were those of the defaults."""
+    monkeypatch.setenv("HELD", "held.txt")
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"has {config.optimizer.lr:.6f} {config.data.path}")
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\nhydra:\n  sweeper:\n    {BROUGHT[name]}\n"
+    (tmp_path / "experiment/brought.yaml").write_text(text)
+    given = ["--config-dir=.", "experiment=brought", "seed=1,2", "batch_size=4,12", "dry_run=true"]
+    result = run_here("-m", *given, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    found = re.findall(r"^has (.*) (.*)$", result.stdout, re.M)
+    other = "0.020000" if name == "variants" else None  # the default rate
+    texts = [(size, path) for seed in "12" for size in (4, 12) for path in (f"text_{seed}.txt", "held.txt")]
+    wanted = [((path == "held.txt" and other) or f"{0.0005 * size:.6f}", path) for size, path in texts]
+    assert sorted(found) == sorted(wanted)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "value", ["${mull:2,3}", "${floordiv:1,0}", "${oc.env:NOT_SET_ANYWHERE}", "${mul:2,${batch_size},x}"]
