@@ -35,13 +35,15 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
 
     Among the latter the run's directory takes the place of the path that was typed for it.
     """
-    run_dir, resume = (None if typed.get(name) in NULLS else typed.get(name) for name in ("run_dir", "resume"))
+    given = {name: value for name, value in typed.items() if value not in NULLS}
+    run_dir, resume = given.get("run_dir"), given.get("resume")
     if resume not in (None, "auto", run_dir) and run_dir:
         remedy = "leave out run_dir: a run goes on in its own"
         raise SettingsError(f"{resume=!s} and {run_dir=!s} are two folders", remedy)
     if not resume:
         return {}, typed
-    run = find_run(resume, run_dir, log.info if Ranks.of_torchrun().is_first else log.debug)
+    say = log.info if Ranks.of_torchrun().is_first else log.debug
+    run = find_run(resume, run_dir, say, given.get("init_from"))
     if not run:
         return {}, typed | {"resume": "null"}
     if resume == "auto" or "init_from" not in typed:  # the same command, or experiment, may have begun with init_from

@@ -101,21 +101,28 @@ def refuse_used(directory: Path) -> None:
 NO_RUN = "give a run's directory, or auto; without it a run begins anew"
 
 
-def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.info) -> Path | None:
+def find_run(
+    where: str, run_dir: str | None, say: Callable[..., None] = log.info, init_from: str | None = None
+) -> Path | None:
     """Return the directory of resume=`where`; for auto the newest unfinished run, or None.
 
     With auto, a finished run in run_dir itself is that run too: the same command again has more steps to take, or none.
-    say: logs that auto has found none.
+    say: logs that auto has found none. init_from: for auto, what the run began with.
     """
     if where == "auto":
         folder = user_path("run_dir", run_dir) if run_dir else None
         for run in runs_by_age([folder]) if folder else runs_by_age():
             # Pass over a run without a readable checkpoint.
             with suppress(CheckpointError):
-                finished = newest(run, read_meta).progress.finished and run != folder
-                if not is_locked(run / ".lock") and not finished:
+                meta = newest(run, read_meta)
+                finished = meta.progress.finished and run != folder
+                if (
+                    not is_locked(run / ".lock")
+                    and not finished
+                    and (not init_from or began_with(init_from, run, meta))
+                ):
                     return run
-        place = run_dir or "outputs/ and multirun/"
+        place = f"{run_dir or 'outputs/ and multirun/'}{f' that began with {init_from}' if init_from else ''}"
         say("resume=auto finds no unfinished run with a checkpoint in %s: the settings are for a new run.", place)
         return None
     run = user_path("resume", where)
@@ -124,6 +131,18 @@ def find_run(where: str, run_dir: str | None, say: Callable[..., None] = log.inf
             problem = f"resume={where} holds no run (no folder checkpoints)"
             raise SettingsError(problem, way_back(run) or way_on(run) or way_of_sweep(run) or NO_RUN)
     return run
+
+
+def began_with(init_from: str, run: Path, meta: Meta) -> bool:
+    """Return whether a run began with what init_from names, as far as its checkpoint tells.
+
+    An older one that has gone on tells only that it began with weights. A run does not begin with its own.
+    """
+    own = meta.progress.init_from or meta.config.get("init_from")
+    place = Path(init_from).expanduser().resolve()
+    if own is None:
+        return meta.progress.begun_with is not None and run.resolve() not in (place, *place.parents)
+    return Path(own).expanduser().resolve() == place
 
 
 def way_back(path: Path) -> str:

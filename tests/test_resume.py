@@ -627,6 +627,34 @@ def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config,
     assert find_run("auto", str(outputs)) == outputs / "first"
 
 
+def test_auto_beside_init_from_takes_a_run_that_began_with_it(tmp_path, monkeypatch):
+    """The unfinished run whose weights were asked for went on itself, and so did one with another beginning."""
+    monkeypatch.chdir(tmp_path)
+    begun = {  # the newest first
+        "base": Meta({}, Progress(begun_with="00", init_from="outputs/oldest")),
+        "of_other": Meta({}, Progress(begun_with="11", init_from="outputs/other")),
+        "of_base": Meta({}, Progress(begun_with="22", init_from="outputs/base")),
+        "anew": Meta({}),
+        "unresumed": Meta({"init_from": "~/third"}, Progress(begun_with="33")),  # of an earlier version, as the next
+        "resumed": Meta({"init_from": None}, Progress(begun_with="44")),
+    }
+    monkeypatch.setattr("runs.resume.runs_by_age", lambda: [Path("outputs", name) for name in begun])
+    monkeypatch.setattr("runs.resume.newest", lambda run, read: begun[run.name])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    wanted = {
+        "outputs/base": "of_base",
+        f"{tmp_path}/outputs/./base": "of_base",
+        "outputs/other": "of_other",
+        "third": "unresumed",
+        "outputs/fourth": "resumed",
+        "hf:gpt2": "resumed",
+    }
+    assert {typed: find_run("auto", None, print, typed).name for typed in wanted} == wanted
+    assert find_run("auto", None) == Path("outputs/base")
+    del begun["unresumed"]
+    assert find_run("auto", None, print, "outputs/resumed/checkpoints/last") is None  # its own weights
+
+
 # What is damaged, forged or somebody else's
 
 

@@ -220,6 +220,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     signals = Signals(passed_on=ranks.launched)
     run = Run(config, device, precision, data, model, training_loss, ranks, compiled, own_tokenizer, signals)
     run.progress.begun_with = begun_with
+    run.progress.init_from = config.init_from
     run.progress.learned = before.texts if before else []
     if saved:
         restore(run, saved)
