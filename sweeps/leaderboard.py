@@ -247,7 +247,7 @@ def distinct(jobs: list[Job]) -> list[Job]:
             for job in kept.values():
                 hash_ = getattr(job.summary, name)
                 job.settings |= {name: hash_} if hash_ else {}
-    for name in untyped(kept.values()):
+    for name in [*untyped(kept.values()), *inherited(kept.values())]:
         for job in kept.values():
             job.settings |= {name: shown(job.resolved[name])} if name in job.resolved else {}
     return [*kept.values()]
@@ -267,6 +267,22 @@ def untyped(jobs: Iterable[Job]) -> list[str]:
                 row.setdefault(name, set()).add(shown(value))
     found = {name: None for row in rows.values() for name, texts in row.items() if len(texts) > 1}
     return [name for name in found if name not in ("seed", "device")]
+
+
+def inherited(jobs: Iterable[Job]) -> list[str]:
+    """Return the settings in which the models and tokenizers of several init_from= differ.
+
+    A job without one has the defaults.
+    """
+    rows: dict[frozenset[tuple[str, str]], dict[str, set[str]]] = {}
+    for job in jobs:
+        if job.resolved and "init_from" in job.settings:
+            others = frozenset(setting for setting in job.but_seed if setting[0] not in ("init_from", *VERSIONS))
+            row = rows.setdefault(others, {})
+            for name, value in job.resolved.items():
+                if name.startswith(("model.", "tokenizer.")) and name != "model.vocab_size":  # which follows
+                    row.setdefault(name, set()).add(shown(value))
+    return [*dict.fromkeys(name for row in rows.values() for name, texts in row.items() if len(texts) > 1)]
 
 
 def has_versions(jobs: Iterable[Job], name: str) -> bool:

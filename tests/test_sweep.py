@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import io
+import itertools
 import json
 import math
 import os
@@ -255,6 +256,23 @@ def test_a_run_from_other_weights_or_of_a_failed_or_stopped_job_is_no_repetition
         (tmp_path / f"{number}/job.json").unlink()
     assert [(job.status, job.repeats) for job in read_jobs(tmp_path)] == [("finished", [])] * 2 + [("stopped", [])]
     assert len(cells(markdown(read_jobs(tmp_path)))) == 4
+
+
+def test_the_models_of_several_beginnings_are_told_in_a_table(tmp_path):
+    """init_from=null beside a small model is the default one: twenty times as large, with other tokens."""
+    small = {"model": {"n_layer": 1, "vocab_size": 257}, "tokenizer": {"name": "byte"}}
+    for number, (seed, start) in enumerate(itertools.product((1, 2), ("a", None))):
+        job = put_job(tmp_path, number, f"init_from={start}", f"seed={seed}", "model.dropout=0.1", val_bpb=seed)
+        own = {"seed": seed, "init_from": start} | (small if start else {"model": {"vocab_size": 2048}})
+        (job / "config.yaml").write_text(yaml.safe_dump(own))
+    head, *rows = cells(markdown(read_jobs(tmp_path)))
+    assert head[:4] == ["init_from", "seed", "model.n_layer", "tokenizer.name"]
+    assert sorted(row[:4] for row in rows) == [["a", "1, 2", "1", "byte"], ["null", "1, 2", "4", "bpe"]]
+    # Settings that somebody chose are told as they were typed.
+    for number, option in enumerate(("init_from=a", "model=small")):
+        put_job(tmp_path / "chosen", number, option)
+        (tmp_path / f"chosen/{number}/config.yaml").write_text(f"model: {{n_layer: {number}}}\n")
+    assert "model.n_layer" not in cells(markdown(read_jobs(tmp_path / "chosen")))[0]
 
 
 def test_seeds_share_a_row_where_another_setting_follows_from_the_seed(tmp_path):
