@@ -20,7 +20,7 @@ from common.console import print_error, progress_bar, say
 from common.errors import DataError, SettingsError, format_value, naming
 from common.files import keep_copies, locked, os_errors_named, read_foreign, regular, remove, user_path
 from common.text import plural, visible
-from data.encoding import PARTS, decode_text, has_letters_in_parts
+from data.encoding import PARTS, UNSEEN, decode_text, has_letters_in_parts, has_unseen_signs
 from data.fields import Record
 from data.json_records import json_array, json_records, whole_number
 from data.opening import is_named
@@ -86,11 +86,14 @@ def tell_literal(prompts: Iterable[str], typed: str = "") -> None:
         print_error(f"prompt= has \\n, which is read as two letters: {remedy}.")
 
 
-def tell_parts(prompts: Iterable[str]) -> None:
-    """Tell of prompts whose letters are in parts, as some keyboards write them."""
+def tell_parts(prompts: Sequence[str]) -> None:
+    """Tell of prompts whose letters are in parts, or with signs that nobody sees."""
     count = sum(map(has_letters_in_parts, prompts))
     if count:
         print_error(f"{plural(count, 'prompt')} with {PARTS}, which few texts have: docs/data.md writes them whole.")
+    count = sum(map(has_unseen_signs, prompts))
+    if count:
+        print_error(f"{plural(count, 'prompt')} with {UNSEEN}: docs/data.md has the command that removes them.")
 
 
 def tell_line_ends(prompts: Sequence[str], prompt_file: str | None) -> None:

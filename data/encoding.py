@@ -25,6 +25,7 @@ Open = Callable[[], BinaryIO]
 """Opens the bytes of a text, unpacked; called again for each reading."""
 
 PARTS = "letters in parts (NFD), e and a mark for é"
+UNSEEN = "soft hyphens, zero-width spaces or no-break spaces, which look like nothing or a blank"
 """Letters as few texts have them, to which a tokenizer gives other tokens."""
 
 SAVE = "save it as plain text in UTF-8 with the program that made it"
@@ -331,6 +332,18 @@ def read_as(text: str) -> str:
 def has_letters_in_parts(text: str) -> bool:
     """Return whether a text has letters in parts that Unicode has whole, as e and a mark."""
     return len(unicodedata.normalize("NFC", text)) < len(text)
+
+
+def has_unseen_signs(text: str) -> bool:
+    """Return whether a text has signs that look like nothing or a blank, as pages of the web do.
+
+    Zero-width spaces divide the words of Thai and its neighbours, and a few no-break spaces are typography.
+    """
+    if "\xad" in text or "\u2060" in text:
+        return True
+    if "\u200b" in text and not re.search("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]", text):
+        return True
+    return "\xa0" in text and 10 * len(re.findall(r"\w\xa0\w", text)) > text.count(" ")
 
 
 def decode_text(name: str, content: bytes) -> tuple[str, Damage | None]:

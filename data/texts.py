@@ -25,7 +25,17 @@ from common.errors import DataError, first_line, format_value, library_fault, na
 from common.files import reading, replacing, user_path, without_dots
 from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
-from data.encoding import NOT_UTF_8, PARTS, Damage, NotText, check_text, has_letters_in_parts, read_as
+from data.encoding import (
+    NOT_UTF_8,
+    PARTS,
+    UNSEEN,
+    Damage,
+    NotText,
+    check_text,
+    has_letters_in_parts,
+    has_unseen_signs,
+    read_as,
+)
 from data.fields import Record, has_field, listed, value_of
 from data.formats import Format, format_of, records_of
 from data.json_records import is_assigned
@@ -55,6 +65,9 @@ LONGEST_NAME = 1 << 13
 
 OF_RUNS = (("config.yaml", "train.log"), ("leaderboard.csv", "leaderboard.md"))
 """The files by which the folder of a run is known, and that of a sweep."""
+
+PACKAGES = {"site-packages", "dist-packages", "node_modules"}
+"""The folders of packages that Python and Node.js have installed."""
 
 OF_DATASETS = ("dataset_info.json", "dataset_dict.json", "state.json")
 """The files that save_to_disk() of the datasets library writes beside those of the records, which end in .arrow."""
@@ -266,6 +279,8 @@ class Source:
         name = COPY.fullmatch(Path(file).name)
         if name and str(Path(file).with_name("".join(filter(None, name.groups())))) in self.files:
             self._note("Files whose names tell copies of others, which the model learns too", 1, file)
+        if PACKAGES & {*Path(file).parts} - {*Path(self.place).parts}:
+            self._note("Files of installed packages, which the model learns too", 1, file)
         # Read it: a text by its separators, records by the field of the text.
         if format == "text":
             if self.config.source == "files":
@@ -404,6 +419,7 @@ class Source:
                     f"headers of mail or news in {field}, which the model learns ({COMMAND})": HEADERS.match(text),
                     f"HTML's &amp; or its like in {field}, which the model learns ({COMMAND})": has_signs_of_html(text),
                     f"{PARTS} in {field}, which the model learns ({COMMAND})": has_letters_in_parts(text),
+                    f"{UNSEEN}, in {field}, and which the model learns ({COMMAND})": has_unseen_signs(text),
                 }
                 for sign in filter(signs.get, signs):
                     self._note(f"Records with {sign}", 1, where)
@@ -626,6 +642,7 @@ SIGNS: dict[str, Callable[[str], object]] = {
     f"with {LOST}, which the model learns": lambda text: "\ufffd" in text,
     f"with HTML's &amp; or its like, which the model learns ({COMMAND})": has_signs_of_html,
     f"with {PARTS}, which the model learns ({COMMAND})": has_letters_in_parts,
+    f"with {UNSEEN}, and which the model learns ({COMMAND})": has_unseen_signs,
     f"of mail or news with headers, which the model learns ({COMMAND})": HEADERS.match,
     f"of mail in base64 or quoted-printable, which the model learns ({COMMAND})": ENCODED_MAIL.match,
 }

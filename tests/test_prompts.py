@@ -395,6 +395,12 @@ def test_prompts_with_letters_in_parts_are_counted_and_kept(write, capsys):
     assert result["prompt"] == "e\u0301t\u00e9"
 
 
+def test_prompts_with_signs_that_nobody_sees_are_counted_and_kept(write, capsys):
+    (result, _) = write("she has\u00a0a\u00a0ball\nshe has a ball\n")
+    assert "1 prompt with soft hyphens, zero-width spaces or no-break spaces, which look " in capsys.readouterr().err
+    assert result["prompt"] == "she has\u00a0a\u00a0ball"
+
+
 def test_fields_that_a_sample_replaces_are_told_and_others_kept(write, capsys):
     rows = [{"prompt": "a", "text": "the true ending", "id": 1}, {"prompt": "b", "finish": "good", "made_by": "me"}]
     results = write("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "c", "note": "mine"}]))

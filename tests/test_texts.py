@@ -895,6 +895,56 @@ def test_marks_that_no_whole_letter_has_are_not_told(tmp_path):
     assert read(source) == [" ".join(WHOLE)] and not source.note_lines()
 
 
+UNSEEN = [
+    "re\u00adser\u00adva\u00adtion is ours",
+    "a \u200bweb \u200bpage",
+    "a\u2060b c",
+    "has\u00a0a\u00a0ball and",
+    "a\u00a0b",
+]
+SEEN = [
+    "reservation is ours",
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35\u200b\u0e04\u0e23\u0e31\u0e1a",  # two words of Thai
+    "Quoi\u00a0? 10\u00a0000 pas, dit-il, et puis il s'en va chez lui sans se hâter, le soir venu.",
+    "\U0001f469\u200d\U0001f680 and می\u200cخواهم",  # joined and divided letters
+]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_signs_that_nobody_sees_are_told_and_the_commands_of_the_page_remove_them(tmp_path):
+    for text in UNSEEN:
+        (tmp_path / "web.txt").write_text(text, encoding="utf-8")
+        (tmp_path / "web.jsonl").write_text(json.dumps({"text": text}))
+        for name, command in {"web.txt": "sed 's/\\xC2\\xAD", "web.jsonl": "jq -c '.text |= (gsub(\"["}.items():
+            source = of_path(tmp_path / name, "files")
+            assert read(source) == [text]
+            (note,) = source.note_lines()
+            assert "with soft hyphens, zero-width spaces or no-break spaces, which look like nothing or a blank" in note
+            made = f"seen{Path(name).suffix}"
+            subprocess.run(["bash", "-c", command_of_the_page(command, f"> {made}")], check=True, cwd=tmp_path)
+            source = of_path(tmp_path / made, "files")
+            plain = "".join({"\u00a0": " "}.get(sign, sign) for sign in text if sign not in "\u00ad\u200b\u2060")
+            assert [each.strip() for each in read(source)] == [plain] and not source.note_lines()
+    for text in SEEN:
+        (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+        source = of_path(tmp_path / "a.txt", "files")
+        assert read(source) == [text] and not source.note_lines()
+
+
+def test_installed_packages_in_a_folder_of_texts_are_told(tmp_path):
+    for name in ("mine.py", "venv/lib/python3.14/site-packages/theirs/a.py", "web/node_modules/b.js"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a text")
+    source = of_path(tmp_path, "files")
+    assert len(read(source)) == 3
+    theirs = tmp_path / "venv/lib/python3.14/site-packages"
+    (note,) = source.note_lines()
+    assert note.startswith(f"Files of installed packages, which the model learns too: 2, first in {theirs}/theirs/a.py")
+    for asked in (theirs, f"{theirs}/**/*.py"):
+        source = of_path(asked, "files")
+        assert len(read(source)) == 1 and not source.note_lines()
+
+
 CHATS = [
     "{month}/{day}/24, {hour}:05 - ",
     "[{day:02}.{month:02}.24, {hour}:05:09] ",
