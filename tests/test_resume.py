@@ -496,7 +496,7 @@ def test_from_the_command_line_a_run_has_its_own_settings_but_for_what_is_typed(
     # The same command after its end, as of a job that is queued again: it has nothing to do, or more steps to take.
     again = ["train.py", "resume=auto", f"run_dir={run_dir}"]
     done = run_here(*again, cwd=tmp_path)
-    assert done.returncode == 0 and "has finished: to train on, raise max_steps" in done.stdout + done.stderr
+    assert done.returncode == 0 and ": to train on, raise max_steps" in done.stdout + done.stderr
     assert "for a new run" not in done.stdout + done.stderr and steps_of(tmp_path / run_dir) == [1, 2, 3, 4]
     more = run_here(*again, "max_steps=5", cwd=tmp_path)
     assert more.returncode == 0 and steps_of(tmp_path / run_dir) == [1, 2, 3, 4, 5], more.stderr
@@ -556,18 +556,30 @@ def test_a_run_is_not_finished_by_an_end_that_it_has_passed(config, shorter):
     assert last.read_bytes() == before
 
 
+ENDS = {
+    "max_steps=2: to train on, raise max_steps": {"max_steps": 2},
+    "max_minutes=1e-09: to train on, raise max_minutes": {"max_steps": None, "max_minutes": 1e-9},
+    "max_flops=1: to train on, raise max_flops": {"max_steps": None, "max_flops": 1.0},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [{"max_steps": 2}, {"max_steps": None, "max_minutes": 1e-9}])
+@pytest.mark.parametrize("end", ENDS)
 def test_a_finished_run_says_what_to_raise_until_it_is_raised(config, end, caplog):
+    """A larger max_steps= beside an earlier max_flops was answered with: raise max_steps."""
     caplog.set_level(logging.INFO, "tinygpt")
-    config = replace(config, **end)
+    config = replace(config, **ENDS[end])
     train(config)
     again = replace(config, resume=config.run_dir)
     train(again)
-    said = f"resume={config.run_dir} has finished: to train on, raise max_steps, max_minutes or max_flops."
-    assert caplog.messages.count(said) == 1
-    train(replace(again, max_steps=3, max_minutes=None))
-    assert caplog.messages.count(said) == 1 and steps_of(config.run_dir)[-1] == 3
+    said = f"resume={config.run_dir} has finished, by {end}"
+    assert caplog.messages.count(f"{said}.") == 1
+    name = end.partition("=")[0]
+    if name != "max_steps":
+        train(replace(again, max_steps=3))
+        assert caplog.messages.count(f"{said}, or set {name}=null.") == 1
+    train(replace(again, max_steps=3, max_minutes=None, max_flops=None))
+    assert "".join(caplog.messages).count(said) == 2 - (name == "max_steps") and steps_of(config.run_dir)[-1] == 3
 
 
 @pytest.mark.long

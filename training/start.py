@@ -386,11 +386,30 @@ def check_end(run: Run) -> None:
         problem = f"max_steps={run.max_steps} ends before step {run.progress.step}, where resume={resume} is"
         raise SettingsError(problem, "raise it or max_flops, or leave it out")
     if run.fraction_done() >= 1:
-        log.info("resume=%s has finished: to train on, raise max_steps, max_minutes or max_flops.", resume)
+        reached = limits_reached(run)
+        ends = " and ".join(f"{name}={format_value(value)}" for name, value in reached.items())
+        remedy = f"raise {' and '.join(reached)}"
+        if "max_steps" not in reached and run.config.max_steps:
+            remedy += f", or set {' '.join(f'{name}=null' for name in reached)}"
+        log.info("resume=%s has finished, by %s: to train on, %s.", resume, ends, remedy)
     elif run.is_out_of_patience:
         log.info(
             "resume=%s has finished: to train on, raise patience=%d, or set patience=null.", resume, run.config.patience
         )
+
+
+def limits_reached(run: Run) -> dict[str, float]:
+    """Return the limits that end a run now, by their names."""
+    config = run.config
+    reached: dict[str, float] = {}
+    if config.max_minutes is not None and run.ranks.max(run.seconds / 60) >= config.max_minutes:
+        reached["max_minutes"] = config.max_minutes
+    if run.max_steps and run.progress.step >= run.max_steps:
+        if config.max_flops is not None and run.max_steps != config.max_steps:
+            reached["max_flops"] = config.max_flops
+        else:
+            reached["max_steps"] = run.max_steps
+    return reached
 
 
 def open_data(config: TrainConfig, encoding: Encoding | None, *, prepares: bool = True) -> Dataset:
