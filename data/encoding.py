@@ -25,8 +25,9 @@ Open = Callable[[], BinaryIO]
 """Opens the bytes of a text, unpacked; called again for each reading."""
 
 PARTS = "letters in parts (NFD), e and a mark for é"
-UNSEEN = "soft hyphens, zero-width spaces or no-break spaces, which look like nothing or a blank"
 """Letters as few texts have them, to which a tokenizer gives other tokens."""
+UNSEEN = "soft hyphens, zero-width spaces or no-break spaces, which look like nothing or a blank"
+"""Signs of pages of the web, of which a reader sees nothing."""
 
 SAVE = "save it as plain text in UTF-8 with the program that made it"
 # {type by chardet or STARTS: (noun, the step that makes text of it)}. A type that begins as in OTHERS has its noun.

@@ -83,8 +83,6 @@ class Progress:
     wandb_id: str | None = None
     begun_with: str | None = None
     """The hash of the weights that init_from brought."""
-    init_from: str | None = None
-    """The init_from that brought them; config has none once the run has been resumed."""
     learned: list[str] = field(default_factory=list)
     """The fingerprints of texts that the weights learned before the run's own, also by runs that init_from named."""
     earlier_settings: str | None = None

@@ -116,11 +116,8 @@ def find_run(
             with suppress(CheckpointError):
                 meta = newest(run, read_meta)
                 finished = meta.progress.finished and run != folder
-                if (
-                    not is_locked(run / ".lock")
-                    and not finished
-                    and (not init_from or began_with(init_from, run, meta))
-                ):
+                is_meant = init_from is None or began_with(init_from, run, meta)
+                if is_meant and not finished and not is_locked(run / ".lock"):
                     return run
         place = f"{run_dir or 'outputs/ and multirun/'}{f' that began with {init_from}' if init_from else ''}"
         say("resume=auto finds no unfinished run with a checkpoint in %s: the settings are for a new run.", place)
@@ -138,7 +135,7 @@ def began_with(init_from: str, run: Path, meta: Meta) -> bool:
 
     An older one that has gone on tells only that it began with weights. A run does not begin with its own.
     """
-    own = meta.progress.init_from or meta.config.get("init_from")
+    own = meta.config.get("init_from")
     place = Path(init_from).expanduser().resolve()
     if own is None:
         return meta.progress.begun_with is not None and run.resolve() not in (place, *place.parents)

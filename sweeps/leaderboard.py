@@ -199,7 +199,7 @@ def settings_of(folder: Path, edited: dict[Path, dict[str, str]]) -> dict[str, A
     settings = DEFAULTS | (trained or written)
     others = {name: shown(value) for name, value in settings_of_result(written).items()}
     edited[folder] = {name: value for name, value in others.items() if value != shown(settings.get(name))}
-    if settings["resume"]:  # which has taken the place of init_from: the job's record and weights_hash still tell it
+    if settings["resume"]:  # in place of init_from, before that was kept: the job's record and weights_hash tell it
         del settings["init_from"]
     return settings
 

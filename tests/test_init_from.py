@@ -30,6 +30,7 @@ from model.config import GPTConfig
 from model.rope import Rope
 from model.size import count_parameters
 from runs.checkpoint import Meta, Progress, load_checkpoint, open_checkpoint, save_checkpoint
+from runs.directory import written_settings
 from runs.summary import read_summary
 from sweeps.hydra_versions import VERSION_BASE
 from sweeps.leaderboard import markdown, read_jobs
@@ -102,6 +103,14 @@ def test_fine_tuning_leaves_its_source_as_it_was_and_can_be_resumed(pretrained, 
     stopped(replace(again, init_from=pretrained), 13)
     train(replace(again, resume=again.run_dir))
     assert_same_run(whole.run_dir, again.run_dir)
+
+    # Its settings, in both files, are those of a run that begins with the same weights.
+    resumed = open_checkpoint(again.run_dir).meta.config
+    written = written_settings(Path(again.run_dir))
+    assert (written["init_from"], written["resume"]) == (resumed["init_from"], resumed["resume"]) == (pretrained, None)
+    with open_run(TrainConfig(**resumed | {"run_dir": str(tmp_path / "anew")})) as run:
+        for name, weight in open_checkpoint(pretrained).model.state_dict().items():
+            assert torch.equal(run.model.state_dict()[name], weight)
 
 
 @pytest.mark.slow

@@ -63,6 +63,8 @@ class Run:
     signals: Signals = field(default_factory=Signals)
     directory: Path = Path()
     progress: Progress = field(default_factory=Progress)
+    begun_from: str | None = None
+    """The init_from of the run's first steps; the config of a resumed run has none."""
     threads_note: str = ""
     """Why torch takes fewer threads than it could, for the line `run`."""
     decode_rate: float | None = None
@@ -101,6 +103,12 @@ class Run:
     @cached_property
     def checkpointer(self) -> AsyncCheckpointer:
         return AsyncCheckpointer(self.directory / "checkpoints", self.config.keep_checkpoints, self.data.tokenizer)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings for the run's files: a resumed one has its init_from in place of resume."""
+        beginning = {"resume": None, "init_from": self.begun_from} if self.begun_from else {}
+        return asdict(self.config) | beginning
 
     @property
     def seconds(self) -> float:
@@ -218,7 +226,7 @@ class Run:
     def meta(self) -> Meta:
         """Return the meta.json of a checkpoint of the run's current state."""
         return Meta(
-            config=asdict(self.config),
+            config=self.settings,
             progress=replace(self.progress),
             home=str(self.directory.resolve()),
             data=self.data.fingerprint,

@@ -220,7 +220,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     signals = Signals(passed_on=ranks.launched)
     run = Run(config, device, precision, data, model, training_loss, ranks, compiled, own_tokenizer, signals)
     run.progress.begun_with = begun_with
-    run.progress.init_from = config.init_from
+    run.begun_from = saved.meta.config.get("init_from") if saved else config.init_from
     run.progress.learned = before.texts if before else []
     if saved:
         restore(run, saved)
@@ -681,7 +681,7 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
         # Write the settings, and begin to log.
         if saved:
             tell_edited(directory, flat(saved.meta.config), flat(asdict(run.config)))
-        written = yaml.safe_dump(asdict(run.config), sort_keys=False, allow_unicode=True)
+        written = yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True)
         replace_text(directory / "config.yaml", written)
         keep_code(run.config.code, directory)
         log_to(directory, log_handler, stack)

@@ -4,7 +4,6 @@ import logging
 import os
 import shlex
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, cast
 
@@ -72,7 +71,7 @@ class Wandb(Logger):
             job_type=os.environ.get("WANDB_JOB_TYPE") or "train",
             dir=str(self.folder),
             mode=cast(Literal["offline", "online"], settings.active_mode),
-            config=asdict(run.config),
+            config=run.settings,
             id=run.progress.wandb_id,
             resume="allow",
             reinit="create_new",  # not a part of an earlier run of this process
