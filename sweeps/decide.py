@@ -195,6 +195,9 @@ class Decide(Grid):
             problem = f"hydra.sweeper.max_pairs={self.max_pairs} must be from {fewest} to {MOST_PAIRS}"
             raise SettingsError(problem, "fewer decide nothing, and the test cannot follow more")
         configs = [self.check_job([*settings, f"seed={seed}", *each]) for each in self.groups]
+        if self.baseline and any(config.max_minutes for config in configs if config):
+            problem = "max_minutes ends a run by the speed of the machine when it takes place"
+            raise SettingsError(problem, "leave out hydra.sweeper.baseline, or max_minutes for max_steps or max_flops")
         for config in filter(None, configs):
             self.refuse_absent(config)
         self.refuse_other_tokens([*filter(None, configs)])

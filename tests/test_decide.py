@@ -530,6 +530,8 @@ def test_a_baseline_of_other_settings_or_for_a_speed_is_refused(tmp_path):
             ["max_steps=5"],
             "metric=tokens_per_s depends on when a run takes place: leave out",
         ),
+        ({}, ["max_minutes=1"], "max_minutes ends a run by the speed .* leave out hydra.sweeper.baseline"),
+        ({"variants": [VARIANTS[0], "max_minutes=1"]}, ["max_steps=5"], "max_minutes ends a run by the speed"),
         ({"baseline": str(tmp_path)}, ["max_steps=5"], r"has no decide.json that can be read \(No such file"),
         (
             {"baseline": "~nobody_at_all/x"},
