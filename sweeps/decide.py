@@ -183,9 +183,6 @@ class Decide(Grid):
         one_of("hydra.sweeper.metric", self.metric, METRICS)
         if self.delta is not None and not (is_number(self.delta) and self.delta > 0):
             raise SettingsError(f"hydra.sweeper.delta={self.delta} must be a number above 0, or null")
-        if self.baseline and self.metric in TIMED:
-            problem = f"hydra.sweeper.metric={self.metric} depends on when a run takes place"
-            raise SettingsError(problem, "leave out hydra.sweeper.baseline")
 
         # Read the variants and the settings of all jobs, and find the level of each comparison.
         settings, seed = self.read_find(arguments) if self.confirm else self.read_settings(arguments)
@@ -195,12 +192,10 @@ class Decide(Grid):
             problem = f"hydra.sweeper.max_pairs={self.max_pairs} must be from {fewest} to {MOST_PAIRS}"
             raise SettingsError(problem, "fewer decide nothing, and the test cannot follow more")
         configs = [self.check_job([*settings, f"seed={seed}", *each]) for each in self.groups]
-        if self.baseline and any(config.max_minutes for config in configs if config):
-            problem = "max_minutes ends a run by the speed of the machine when it takes place"
-            raise SettingsError(problem, "leave out hydra.sweeper.baseline, or max_minutes for max_steps or max_flops")
         for config in filter(None, configs):
             self.refuse_absent(config)
         self.refuse_other_tokens([*filter(None, configs)])
+        self.refuse_timed([*filter(None, configs)])
         self.planned = [settings_of_result(flat(asdict(config))) if config else {} for config in configs]
         names = [" ".join(each) for each in self.groups]
         self.refuse_equal(dict(zip(names, configs, strict=True)))
@@ -254,6 +249,13 @@ class Decide(Grid):
         if self.metric in OF_TOKENS and any(each != tokenizers[0] for each in tokenizers):
             problem = f"hydra.sweeper.metric={self.metric} is of tokens, and each tokenizer has its own"
             raise SettingsError(problem, "choose val_bpb, or variants of one tokenizer")
+
+    def refuse_timed(self, configs: list[TrainConfig]) -> None:
+        """Raise SettingsError for a baseline if a result depends on when its run takes place."""
+        timed = [f"hydra.sweeper.metric={self.metric}"] if self.metric in TIMED else []
+        timed += ["the end of a run with max_minutes" for config in configs if config.max_minutes]
+        if self.baseline and timed:
+            raise SettingsError(f"{timed[0]} depends on when a run takes place", "leave out hydra.sweeper.baseline")
 
     def compose(self, job: Sequence[str]) -> DictConfig:
         """Compose a job; SettingsError if its variant brings a seed, as an experiment may."""
