@@ -67,7 +67,11 @@ def plain_file(file: Path) -> Path:
 
 
 def open_log(file: Path, mode: str) -> IO[str]:
-    return plain_file(file).open(mode, encoding="utf-8", errors="backslashreplace")
+    """Open a log to write; one that goes on begins a line, if a full disk has cut the last."""
+    log_file = plain_file(file).open(mode, encoding="utf-8", errors="backslashreplace")
+    if mode == "a" and file.read_bytes()[-1:] not in (b"", b"\n"):
+        log_file.write("\n")
+    return log_file
 
 
 def log_sizes(run: Path) -> dict[str, int]:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from model.size import flops_per_token
 from pages.report import Report
 from pages.runs import run_page
 from runs.checkpoint import open_checkpoint, read_meta
+from runs.directory import open_log
 from runs.metrics import Evaluation, read_metrics
 from runs.summary import NUMBERS, TEXTS, Summary, read_summary, write_summary
 from sweeps.leaderboard import read_jobs
@@ -89,6 +91,33 @@ def test_metrics_are_json_whatever_the_numbers_are_and_what_cannot_be_read_is_pa
     assert read_summary(run.directory) == Summary(status="finished")
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError("closed")))
     assert read_metrics(file) == []
+
+
+def test_rows_that_meet_a_full_disk_are_written_when_there_is_room(train_config, caplog):
+    """The limit on the size of a file stands for the disk: it cuts a row, and refuses the next one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_run(train_config) as run:
+        metrics = MetricsFile(run)
+        metrics.on_row({"step": 1, "text": 9999 * "longer than train.log "}, "")
+        try:
+            for step, room in ((2, 30), (3, 0), (4, 200)):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (metrics.path.stat().st_size + room, before[1]))
+                metrics.on_row({"step": step, "text": "a row of some sixty bytes"}, "")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [row["step"] for row in read_metrics(metrics.path)] == [1, 2, 3, 4]
+    (told,) = [message for message in caplog.messages if "cannot be written" in message]
+    assert told.endswith("metrics.jsonl cannot be written (File too large): rows may be lost until it can.")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "report.jsonl"])
+def test_a_log_that_was_cut_goes_on_in_a_line_of_its_own(tmp_path, name):
+    file = tmp_path / name
+    for before, rows in (('{"step": 1}\n{"st', [1, 7]), ('{"step": 1}\n', [1, 7]), ("", [7])):
+        file.write_text(before)
+        with open_log(file, "a") as log_file:
+            log_file.write('{"step": 7}\n')
+        assert [row["step"] for row in read_metrics(file)] == rows
 
 
 @pytest.mark.parametrize(

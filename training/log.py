@@ -46,10 +46,17 @@ class MetricsFile(Logger):
         self.path = run.directory / "metrics.jsonl"
         self.file = open_log(self.path, "a" if run.progress.step else "w")
         self.is_gone = False
+        self.is_full = False
 
     def on_row(self, row: Row, sample: str) -> None:
-        self.file.write(json.dumps(finite(row)) + "\n")
-        self.file.flush()  # a reader sees it at once
+        try:
+            self.file.write(json.dumps(finite(row)) + "\n")
+            self.file.flush()  # a reader sees it at once
+            self.is_full = False
+        except OSError as error:  # the next row writes first what waits in the file's buffer, some kilobytes
+            if not self.is_full:
+                log.error("%s cannot be written (%s): rows may be lost until it can.", self.path, error.strerror)
+            self.is_full = True
         if not self.is_gone and not self.path.exists():
             self.is_gone = True
             log.warning(GONE, self.path, self.path.parent)
