@@ -546,6 +546,8 @@ def test_the_lines_for_tensorboard_hand_it_every_finite_number_of_a_run(tmp_path
     rows = [{"step": 1, "loss": 5.5, "lr": None}, {"step": 2, "val_loss": 5.0, "attention_entropy": [[1.0, 2.0]]}]
     (tmp_path / "outputs/day/run").mkdir(parents=True)
     (tmp_path / "outputs/day/run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "outputs/day/run/tensorboard").mkdir()
+    (tmp_path / "outputs/day/run/tensorboard/earlier").write_text("the rows of a path that the run has left")
     monkeypatch.chdir(tmp_path)
     writer = mock.MagicMock()
     writer.return_value.__enter__.return_value = writer
@@ -554,6 +556,7 @@ def test_the_lines_for_tensorboard_hand_it_every_finite_number_of_a_run(tmp_path
     (lines,) = [block for block in re.findall(r"```py\n(.*?)```", text, re.S) if "SummaryWriter" in block]
     exec(lines, {})
     writer.assert_called_once_with(Path("outputs/day/run/tensorboard"))
+    assert not list(tmp_path.rglob("earlier"))  # which TensorBoard would draw too
     entropy = "attention_entropy/layer_0_head_"
     wanted = [("loss", 5.5, 1), ("val_loss", 5.0, 2), (f"{entropy}0", 1.0, 2), (f"{entropy}1", 2.0, 2)]
     assert [call.args for call in writer.add_scalar.mock_calls] == wanted
