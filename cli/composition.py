@@ -61,6 +61,8 @@ DEFAULTS = {
     r"Multiple values for ([^. ]*)\.": r"a file of settings has \1 once more in its defaults",
 }
 """Hydra's errors of a defaults list, of 1.3 and 1.4, as we say them."""
+OF_A_RUN = ("data.path", "max_steps", "max_minutes", "max_flops")
+"""Settings by which a person knows a run, beside those that stay when it is resumed."""
 OURS = "set for a launcher of tinygpt"  # the value of PYTHONSAFEPATH, which may be any text
 
 
@@ -118,10 +120,30 @@ def without_plus(overrides: list[str]) -> list[str]:
 def run_single(typed: dict[str, str], searched: list[str]) -> None:
     """Train or plan a single run; searched: overrides for Hydra's search path."""
     show_log()
+    asked = typed
     typed = register_inherited(typed)
     config = compose_settings(typed, searched)
     tell_overruled(typed, searched)
+    if asked.get("resume") == "auto" and config.resume and "run_dir" not in asked:
+        tell_found(config, asked, searched)
     with_torch().train_or_plan(config)
+
+
+def tell_found(config: TrainConfig, asked: dict[str, str], searched: list[str]) -> None:
+    """Tell what the run that resume=auto has found has otherwise than a new one of the command.
+
+    It may be another command's: the newest run is taken, and what is not typed is the run's.
+    """
+    register_schema({})
+    with suppress(SettingsError, HydraException, OmegaConfBaseException):  # the command need not begin a run
+        new = flat(asdict(compose_settings(asked | {"resume": "null"}, searched)))
+        found = flat(asdict(config))
+        told = [name for name in found if name in OF_A_RUN or not with_torch().is_free(name)]
+        told.remove("model.vocab_size")  # which a new run has from its text
+        others = [f"{name}={format_value(found[name])}" for name in told if found[name] != new[name]]
+        if others and with_torch().Ranks.of_torchrun().is_first:
+            fact = f"resume=auto goes on with {config.resume}, which has {' '.join(others)}"
+            log.warning("%s, unlike a new run of this command: run_dir= in each command keeps runs apart.", fact)
 
 
 def tell_overruled(typed: dict[str, str], searched: list[str]) -> None:

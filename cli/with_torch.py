@@ -21,6 +21,7 @@ from model.attention import unused_settings
 from model.config import GPTConfig
 from runs.plugins import run_code as run_code
 from runs.resume import find_run, settings_to_go_on
+from runs.resume import is_free as is_free
 from training.config import TrainConfig
 from training.device import limit_threads
 from training.distributed import Ranks

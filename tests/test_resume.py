@@ -32,6 +32,7 @@ from test_checkpoint import forge, forge_file
 
 import train as train_module
 import training.start
+from cli.composition import compose_settings, register_inherited, tell_found
 from cli.with_torch import inherited_settings
 from common.console import Signals, ending_signals, exit_on_signal
 from common.errors import SettingsError
@@ -905,6 +906,16 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(text_file, tmp_p
     resumed = run_here("train.py", "resume=auto", f"max_steps={steps + 2}", "run_dir=the_run", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert steps_of(tmp_path / "the_run") == list(range(1, steps + 3))
+
+
+def test_auto_tells_what_the_run_that_it_finds_has_unlike_the_command(caplog):
+    """Two scripts without run_dir that were killed find the newest run of both."""
+    typed = {"tokenizer": "byte", "optimizer": "adamw", "resume": "null"}
+    mine = compose_settings(register_inherited(typed))
+    model = replace(mine.model, attention="linear", vocab_size=257)
+    tell_found(replace(mine, resume="outputs/a", sample_tokens=7, max_steps=9, model=model), typed, [])
+    has = "resume=auto goes on with outputs/a, which has model.attention=linear max_steps=9, unlike a new run"
+    assert [message.partition(" of this")[0] for message in caplog.messages] == [has]
 
 
 def test_auto_begins_a_new_run_if_none_has_a_checkpoint(tmp_path, monkeypatch, caplog):
