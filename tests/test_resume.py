@@ -644,9 +644,9 @@ def test_auto_beside_init_from_takes_a_run_that_began_with_it(tmp_path, monkeypa
     """The unfinished run whose weights were asked for went on itself, and so did one with another beginning."""
     monkeypatch.chdir(tmp_path)
     begun = {  # the newest first
-        "base": Meta({}, Progress(begun_with="00", init_from="outputs/oldest")),
-        "of_other": Meta({}, Progress(begun_with="11", init_from="outputs/other")),
-        "of_base": Meta({}, Progress(begun_with="22", init_from="outputs/base")),
+        "base": Meta({"init_from": "outputs/oldest"}, Progress(begun_with="00")),
+        "of_other": Meta({"init_from": "outputs/other"}, Progress(begun_with="11")),
+        "of_base": Meta({"init_from": "outputs/base"}, Progress(begun_with="22")),
         "anew": Meta({}),
         "unresumed": Meta({"init_from": "~/third"}, Progress(begun_with="33")),  # of an earlier version, as the next
         "resumed": Meta({"init_from": None}, Progress(begun_with="44")),

@@ -15,10 +15,12 @@ from test_resume import ROOT, before_step, crash
 
 from common.errors import SettingsError
 from common.settings import setting_hints
+from runs.checkpoint import Meta, Progress
 from runs.metrics import Evaluation
-from runs.resume import settings_to_go_on
+from runs.resume import Saved, settings_to_go_on
 from train import train
 from training.config import TrainConfig, WandbConfig
+from training.start import tell_first_values
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -104,6 +106,14 @@ def test_a_crash_ends_the_run_as_failed_and_a_resume_goes_on_with_the_same_one(c
     first, second = sessions
     assert first.id == second.given["id"] and [first.code, second.code] == [1, 0]
     assert first.steps() + second.steps() == [1, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9, 10]  # from the checkpoint of step 5 on
+
+
+@pytest.mark.parametrize("steps", [[1, 5], [1, 5, 6, 20, 20], []])
+def test_steps_of_which_wandb_keeps_the_values_of_another_path_are_told(tmp_path, caplog, steps):
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in steps))
+    tell_first_values(Saved(tmp_path / "checkpoints/step_5", Meta({}, Progress(step=5))))
+    said = "wandb keeps the first values of a step, and steps 6 to 20 are trained anew otherwise: a copy of the run, "
+    assert [message.startswith(said) for message in caplog.messages] == [True] * (20 in steps)
 
 
 @pytest.mark.long

@@ -42,6 +42,7 @@ from model.size import count_weights, flops_per_token, without_weights
 from model.weights import load_weights, plain_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
 from runs.directory import lock_run, log_to, make_run_directory, settings_of_result, written_settings
+from runs.metrics import read_metrics
 from runs.origin import PROJECT_HASH
 from runs.plugins import keep_code, run_code
 from runs.resume import (
@@ -364,6 +365,9 @@ def restore(run: Run, saved: Saved) -> None:
     text = None if meta.data == run.data.fingerprint else run.data.fingerprint
     settings, defaults = asdict(run.config), asdict(TrainConfig())
     run.progress.earlier_settings = earlier_settings(settings, meta, defaults, text, run.precision)
+    goes_on = run.progress.wandb_id and run.config.wandb.active_mode != "disabled"
+    if goes_on and run.progress.earlier_settings != meta.progress.earlier_settings:
+        tell_first_values(saved)
     # With another batch_size the run goes on where it was in the text.
     before = meta.config.get("batch_size", run.config.batch_size)
     run.progress.ahead += run.progress.step * (before - run.config.batch_size)
@@ -377,6 +381,16 @@ def restore(run: Run, saved: Saved) -> None:
         run.progress.best_loss = None
         run.progress.without_gain = 0
     run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
+
+
+def tell_first_values(saved: Saved) -> None:
+    """Tell of steps after a checkpoint that wandb has, and that are trained anew otherwise."""
+    step = saved.meta.progress.step
+    rows = read_metrics(saved.path.parent.parent / "metrics.jsonl")  # which have not been cut yet
+    last = max((row["step"] for row in rows), default=step)
+    if last > step:
+        fact = f"wandb keeps the first values of a step, and steps {step + 1:,} to {last:,} are trained anew otherwise"
+        log.warning("%s: a copy of the run, by cp -r, is a run of its own there.", fact)
 
 
 def check_end(run: Run) -> None:

@@ -37,7 +37,7 @@ class Wandb(Logger):
     """Sends a run to wandb; a resumed run continues the same one there.
 
     Rows are logged under the run's own step. wandb ignores a step that is not above the last one: so it has no step
-    twice after a kill, although the run trains some again.
+    twice after a kill, although the run trains some again. If these have other values, tell_first_values() says so.
     """
 
     writes = "wandb"
