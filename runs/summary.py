@@ -66,6 +66,8 @@ class Summary:
     val_accuracy: float | None = None
     val_tokens: float | None = None
     """The number of targets, or answers, of these figures."""
+    learned: float | None = None
+    """The share of what is held out that the weights had learned in earlier runs; None below what is told."""
 
     @property
     def scored(self) -> float | None:

@@ -33,7 +33,15 @@ from runs.origin import PROJECT_HASH, commit
 from runs.summary import NUMBERS, Summary, read_summary, sentence_of
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
 from sweeps.grid import VARIANTS, Grid, combinations, error_of, other_settings, result_key
-from sweeps.leaderboard import COLUMNS, VERSIONS, literal_markdown, markdown_lines, remedy_for_parts, shown
+from sweeps.leaderboard import (
+    COLUMNS,
+    VERSIONS,
+    learned_before,
+    literal_markdown,
+    markdown_lines,
+    remedy_for_parts,
+    shown,
+)
 from training.config import TrainConfig
 
 RECORD = "decide.json"
@@ -48,7 +56,8 @@ OPEN = "open"
 FAILED = "undecided, because "
 LARGER = ["val_accuracy", *(column.field for column in COLUMNS if column.larger)]
 TIMED = [column.field for column in COLUMNS if column.timed]
-METRICS = [name for name in NUMBERS if name not in ("seed", "threads", "step", "best_step", "tokens", "val_tokens")]
+NO_METRICS = ("seed", "threads", "step", "best_step", "tokens", "val_tokens", "learned")
+METRICS = [name for name in NUMBERS if name not in NO_METRICS]
 """The figures of which more or less is better."""
 OF_TOKENS = ("val_loss", "tokens_per_s", "decode_tokens_per_s", "cache_bytes_per_token")
 """Figures of a token: each tokenizer has its own."""
@@ -147,6 +156,8 @@ class Decide(Grid):
     """The folder of an earlier comparison, for its better variants."""
     versions: dict[tuple[str, str], tuple[str, Any]] = field(default_factory=dict)
     """Each of VERSIONS, with the settings that it follows from: the job that was met first, and what it had."""
+    learned: float = 0
+    """The largest share of what is held out that the weights of a run had learned before."""
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the pairs that are not finished.
@@ -401,6 +412,7 @@ class Decide(Grid):
         for setting, ran in other_settings(self.folder / name, self.planned[number]).items():
             return f"job {name} ran {setting}={ran}, not {shown(self.planned[number][setting])}"
         if summary and summary.status == "finished" and getattr(summary, self.metric) is not None:
+            self.learned = max(self.learned, summary.learned or 0)
             return summary
         return f"job {name} has no {self.metric}"
 
@@ -464,7 +476,8 @@ class Decide(Grid):
         made += (
             f" Seeds from {record.seed} on; {RECORD} has each pair. An interval misses the centre with the same chance."
         )
-        text = "\n".join([*markdown_lines([head, *rows]), "", note, made, ""])
+        known = [learned_before(self.learned), ""] if self.learned else []
+        text = "\n".join([*markdown_lines([head, *rows]), "", *known, note, made, ""])
 
         replace_text(self.folder / RECORD, json.dumps(finite(asdict(record)), indent=2) + "\n")
         replace_text(self.folder / "decide.md", text)

@@ -497,7 +497,16 @@ def markdown(jobs: list[Job]) -> str:
     if len(scored) > 1 and not texts:
         remedy = remedy_for_parts(scored.values())
         lines += ["", f"The rows were scored on different parts of the validation text: {remedy}."]
+    learned = max((job.summary.learned or 0 for group in finished for job in group), default=0)
+    if learned:
+        lines += ["", learned_before(learned)]
     return "\n".join(lines) + "\n"
+
+
+def learned_before(share: float) -> str:
+    """Return the note on figures of weights that have learned such a share of what is held out."""
+    had = f"Weights of some runs had learned up to {share:.0%} of what is held out"
+    return f"{had}, in runs before: data.val_path= holds out another text."
 
 
 def remedy_for_parts(targets: Iterable[float | None]) -> str:

@@ -481,6 +481,22 @@ def test_a_run_of_settings_whose_file_has_changed_is_no_part_of_a_pair(tmp_path)
     assert standing(tmp_path)["attention=mla"][:2] == [said, "2"]
 
 
+def test_a_verdict_tells_of_weights_that_had_learned_what_is_held_out(tmp_path):
+    sweeper = decide(variants=VARIANTS[:2])
+    in_memory(sweeper, tmp_path, noisy)
+    outcome = sweeper.outcome
+
+    def of_known(number: int, name: str, result: object) -> Summary | str:
+        found = json.loads((tmp_path / name / "summary.json").read_text())
+        put_summary(tmp_path / name, **found | {"learned": 0.42 if number else None})
+        return outcome(number, name, result)
+
+    sweeper.outcome = of_known
+    sweeper.sweep([])
+    assert standing(tmp_path)["attention=mla"][0] == "better"
+    assert "some runs had learned up to 42% of what is held out" in (tmp_path / "decide.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("fact", "before", "now"),
     [

@@ -564,6 +564,9 @@ def test_what_the_runs_before_learned_is_told_of_held_out_and_scored_texts(train
     share = sum(map(len, {*held} & {*learned})) / sum(map(len, held))
     assert 0.3 < share < 0.9, "the case"
     assert f"{share:.0%} of what is held out is in the text that the model has learned before" in caplog.text
+    assert (
+        read_summary(Path(third)).learned == pytest.approx(share, abs=0.005) and not read_summary(Path(second)).learned
+    )
     assert note(third) == [f"{100 * share:.0f}"]
     # A text that is given was learned by the run before, and a run's own split never.
     whole = TextConfig(path=str(tmp_path / "a.txt"))  # a passage may end in the beginning of a document held out

@@ -213,6 +213,13 @@ def test_a_seed_whose_result_is_not_finite_is_no_part_of_a_mean(tmp_path):
     assert "eval_tokens=" not in markdown(read_jobs(tmp_path))  # of text the others have nothing
 
 
+def test_a_table_tells_of_weights_that_had_learned_what_is_held_out(tmp_path):
+    put_job(tmp_path, 0, "init_from=null", val_bpb=2.0)
+    assert "had learned" not in markdown(read_jobs(tmp_path))
+    put_job(tmp_path, 1, "init_from=a", val_bpb=1.0, learned=0.42)
+    assert "some runs had learned up to 42% of what is held out, in runs before" in markdown(read_jobs(tmp_path))
+
+
 def test_runs_with_different_tokenizers_are_told_to_score_all_of_the_text(tmp_path):
     def remedy(*targets: float) -> list[str]:
         for number, count in enumerate(targets):

@@ -176,8 +176,9 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
             log.warning("the tokens of the text are another tokenizer's by now: the run goes on with its own.")
             saved = Saved(saved.path, replace(saved.meta, data=data.fingerprint))
     before = saved.meta if saved else pretrained_meta(config.init_from)
+    learned = None
     if ranks.is_first:
-        tell_learned(config, data, before.texts if before else [])
+        learned = tell_learned(config, data, before.texts if before else [])
         if before and not saved:
             tell_left_out(config, before)
             tell_same_windows(config, data, before)
@@ -221,6 +222,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     signals = Signals(passed_on=ranks.launched)
     run = Run(config, device, precision, data, model, training_loss, ranks, compiled, own_tokenizer, signals)
     run.progress.begun_with = begun_with
+    run.learned = learned
     run.begun_from = saved.meta.config.get("init_from") if saved else config.init_from
     run.progress.learned = before.texts if before else []
     if saved:
@@ -229,14 +231,19 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     return run
 
 
-def tell_learned(config: TrainConfig, data: Dataset, before: Sequence[str]) -> None:
-    """Tell which share of what is held out the model has learned before, from other tokens."""
+def tell_learned(config: TrainConfig, data: Dataset, before: Sequence[str]) -> float | None:
+    """Tell and return which share of what is held out the model has learned before.
+
+    It was in other tokens. None if it is too small to be told.
+    """
     others = [text for text in before if text != data.fingerprint]
     if isinstance(data, TokenDataset) and others:
         share = learned_share(config.data, others, np.asarray(data.val[:]), data.tokenizer)
         if share >= TOLD_SHARE:
             fact = f"{share:.0%} of what is held out is in the text that the model has learned before"
             log.warning("%s: data.val_path= holds out another one.", fact)
+            return round(share, 3)
+    return None
 
 
 def tell_left_out(config: TrainConfig, before: Meta) -> None:
