@@ -325,8 +325,8 @@ def lock_results(file: Path, config: SampleConfig, stack: ExitStack) -> None:
     try:
         stack.enter_context(locked(beside))
     except BlockingIOError:
-        problem = f"results={config.results} is being written by another process"
-        raise SettingsError(problem, "name a new file, or stop that one first") from None
+        problem = f"results={config.results} is being written by another process, or by one that Ctrl-Z halted"
+        raise SettingsError(problem, "name a new file, or stop that one first, a halted one by fg and Ctrl-C") from None
     stack.callback(remove, beside)
 
 

@@ -120,7 +120,9 @@ def prepare(
         if text is None:
             make_shared_folder(root)
             if is_locked(root / ".lock"):
-                log(f"Another run is preparing a text in {root}; waiting for it.")
+                log(
+                    f"Another run is preparing a text in {root}; waiting for it. If Ctrl-Z halted it, fg lets it go on."
+                )
             with locked(root / ".lock", wait=math.inf) as is_alone:
                 share(root / ".lock")
                 # Remove the unfinished folders of killed runs, or of one that goes on on a disk without locks.

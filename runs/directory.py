@@ -112,5 +112,10 @@ def lock_run(run: Path, stack: ExitStack, setting: str = "run_dir") -> None:
     try:
         stack.enter_context(locked(plain_file(run / ".lock")))
     except BlockingIOError:
-        problem = f"{setting}={run} is in use by a run that is still going on"
-        raise SettingsError(problem, "stop that one first") from None
+        raise in_use(run, setting) from None
+
+
+def in_use(run: Path, setting: str) -> SettingsError:
+    """Return the error for a directory that another process has locked."""
+    problem = f"{setting}={run} is in use by a run that is still going on, or that Ctrl-Z halted"
+    return SettingsError(problem, "stop that one first, a halted one by fg and Ctrl-C")

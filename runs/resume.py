@@ -111,15 +111,22 @@ def find_run(
     """
     if where == "auto":
         folder = user_path("run_dir", run_dir) if run_dir else None
+        held = []
         for run in runs_by_age([folder]) if folder else runs_by_age():
             # Pass over a run without a readable checkpoint.
             with suppress(CheckpointError):
                 meta = newest(run, read_meta)
                 finished = meta.progress.finished and run != folder
-                is_meant = init_from is None or began_with(init_from, run, meta)
-                if is_meant and not finished and not is_locked(run / ".lock"):
+                if finished or not (init_from is None or began_with(init_from, run, meta)):
+                    continue
+                if not is_locked(run / ".lock"):
                     return run
+                held.append(run)
+        if folder in held:  # which is refused then
+            return None
         place = f"{run_dir or 'outputs/ and multirun/'}{f' that began with {init_from}' if init_from else ''}"
+        if held:
+            place += f" but {held[0]}, which is in use (if Ctrl-Z halted it, fg lets it go on)"
         say("resume=auto finds no unfinished run with a checkpoint in %s: the settings are for a new run.", place)
         return None
     run = user_path("resume", where)

@@ -61,6 +61,7 @@ from train import train
 from training.config import OptimizerConfig, TrainConfig
 from training.plan import plan_run
 from training.run import Run
+from training.start import checkpoint_to_resume
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ROOT = Path(train_module.__file__).parent
@@ -633,7 +634,7 @@ def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config,
     with ExitStack() as stack:
         lock_run(outputs / "second", stack)
         assert find_run("auto", str(outputs)) == outputs / "first"
-        with pytest.raises(SettingsError, match="still going on: stop that one first"):
+        with pytest.raises(SettingsError, match="still going on, or that Ctrl-Z halted: stop that one first"):
             train(replace(config, resume=str(outputs / "second")))
     assert find_run("auto", str(tmp_path / "nothing")) is None
     (outputs / "second/checkpoints/last").resolve().joinpath("meta.json").write_text("{}")
@@ -927,3 +928,24 @@ def test_auto_begins_a_new_run_if_none_has_a_checkpoint(tmp_path, monkeypatch, c
     places = "outputs/ and multirun/"
     said = f"resume=auto finds no unfinished run with a checkpoint in {places}: the settings are for a new run."
     assert caplog.messages == [said, said]
+
+
+def test_a_run_that_is_in_use_perhaps_halted_by_ctrl_z_is_named(tmp_path, monkeypatch, caplog):
+    """resume=auto began a new run as if there were none, and run_dir= said to remove the run that goes on."""
+    caplog.set_level(logging.INFO, "tinygpt")
+    monkeypatch.chdir(tmp_path)
+    run = Path("outputs/day/hour")
+    (run / "checkpoints/step_3").mkdir(parents=True)
+    monkeypatch.setattr("runs.resume.newest", Mock(**{"return_value.progress.finished": False}))
+    assert find_run("auto", None) == run
+    with ExitStack() as stack:
+        lock_run(run, stack)
+        assert find_run("auto", None) is find_run("auto", str(run)) is None
+        (said,) = caplog.messages
+        assert f"in outputs/ and multirun/ but {run}, which is in use (if Ctrl-Z halted it, fg lets it go on): " in said
+        used = f"run_dir={run} is in use by a run that is still going on, or that Ctrl-Z halted: stop that"
+        for resume in (None, "auto"):
+            with pytest.raises(SettingsError, match=f"^{used} one first, a halted one by fg and Ctrl-C"):
+                checkpoint_to_resume(TrainConfig(run_dir=str(run), resume=resume), stack)
+    with pytest.raises(SettingsError, match="already holds a run: choose another, remove it first, or continue"):
+        checkpoint_to_resume(TrainConfig(run_dir=str(run)), stack)

@@ -23,7 +23,7 @@ from tiktoken import Encoding
 
 from common.console import Signals, in_notebook, show_log
 from common.errors import SettingsError, device_failed, first_line, format_value, lacks_memory
-from common.files import largest_file, os_errors_named, replace_text, user_path
+from common.files import is_locked, largest_file, os_errors_named, replace_text, user_path
 from common.settings import from_arguments
 from common.text import flat, si
 from data.batches import Dataset, TokenDataset
@@ -41,7 +41,14 @@ from model.modes import eval_mode
 from model.size import count_weights, flops_per_token, without_weights
 from model.weights import load_weights, plain_weights
 from runs.checkpoint import OPTIMIZER, TOKENIZER, WEIGHTS, Meta, readable
-from runs.directory import lock_run, log_to, make_run_directory, settings_of_result, written_settings
+from runs.directory import (
+    in_use,
+    lock_run,
+    log_to,
+    make_run_directory,
+    settings_of_result,
+    written_settings,
+)
 from runs.metrics import read_metrics
 from runs.origin import PROJECT_HASH
 from runs.plugins import keep_code, run_code
@@ -672,7 +679,10 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> Saved | None:
             return newest_intact(run)
     if config.run_dir:
         with os_errors_named("run_dir", config.run_dir, "written", WRITABLE):
-            refuse_used(user_path("run_dir", config.run_dir))
+            directory = user_path("run_dir", config.run_dir)
+            if is_locked(directory / ".lock"):  # its run must not be removed, as refuse_used() may advise
+                raise in_use(directory, "run_dir")
+            refuse_used(directory)
     return None
 
 
