@@ -45,6 +45,22 @@ def written_settings(run: Path) -> dict[str, Any]:
     return {}
 
 
+def written_comments(run: Path) -> str:
+    """Return the comments that a person wrote into a run's config.yaml, in lines of their own."""
+    file = run / "config.yaml"
+    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        plain = settings_text(yaml.load("\n".join(lines), YAML)).splitlines()  # a # in a text is no comment
+        comments = [line.strip() for line in lines if "#" in line and line not in plain]
+        return "".join(f"{line if line.startswith('#') else f'# {line}'}\n" for line in comments)
+    return ""
+
+
+def settings_text(settings: dict[str, Any]) -> str:
+    """Return the text of config.yaml."""
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+
+
 def trained_settings(run: Path) -> dict[str, Any]:
     """Return the settings in a run's last checkpoint by dotted names; none without one."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

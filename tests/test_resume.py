@@ -44,7 +44,7 @@ from data.tokenizer import same_tokens, train_bpe
 from generation.score import ScoringParams, score, validation_split
 from model.size import flops_per_token, without_weights
 from runs.checkpoint import Meta, Progress, find_checkpoints, open_checkpoint, read_meta, write_checkpoint
-from runs.directory import LOGS, lock_run, written_settings
+from runs.directory import LOGS, lock_run, settings_text, written_comments, written_settings
 from runs.metrics import read_metrics
 from runs.origin import PROJECT_HASH
 from runs.resume import (
@@ -620,6 +620,30 @@ def test_what_a_person_has_edited_in_config_yaml_is_told_with_the_way_to_change_
     training.start.tell_edited(tmp_path, before, before | {"max_steps": 40})  # typed as well
     said = "config.yaml has optimizer.lr=0.5 model.ngrams=[2], which changes nothing: type that after resume="
     assert caplog.messages == [f"{said}{tmp_path}."]
+
+
+def test_comments_that_a_person_wrote_into_config_yaml_are_kept_once_and_texts_with_a_hash_are_none(tmp_path):
+    settings = {
+        "seed": 1,
+        "sample_prompt": "# é",
+        "stop": "a # b",
+        "wandb": {"notes": "one # two " * 20, "tags": ["#c"]},
+    }
+    plain = settings_text(settings)
+    (tmp_path / "config.yaml").write_text(plain)
+    assert written_comments(tmp_path) == ""
+    edited = plain.replace("seed: 1", "seed: 7  # by hand\n  # too large")
+    (tmp_path / "config.yaml").write_text(f"# of Monday\n\n{edited}")
+    kept = "# of Monday\n# seed: 7  # by hand\n# too large\n"
+    assert written_comments(tmp_path) == kept
+    for seed in (1, 2):
+        (tmp_path / "config.yaml").write_text(written_comments(tmp_path) + settings_text(settings | {"seed": seed}))
+        assert written_comments(tmp_path) == kept and written_settings(tmp_path)["seed"] == seed
+    for broken in ("a: [", "- #", "", "\x00#"):
+        (tmp_path / "config.yaml").write_text(broken)
+        written_comments(tmp_path)
+    (tmp_path / "config.yaml").unlink()
+    assert written_comments(tmp_path) == ""
 
 
 @pytest.mark.slow

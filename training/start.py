@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from safetensors.torch import load_file
 from tiktoken import Encoding
 
@@ -47,6 +46,8 @@ from runs.directory import (
     log_to,
     make_run_directory,
     settings_of_result,
+    settings_text,
+    written_comments,
     written_settings,
 )
 from runs.metrics import read_metrics
@@ -712,8 +713,8 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
         # Write the settings, and begin to log.
         if saved:
             tell_edited(directory, flat(saved.meta.config), flat(asdict(run.config)))
-        written = yaml.safe_dump(run.settings, sort_keys=False, allow_unicode=True)
-        replace_text(directory / "config.yaml", written)
+        comments = written_comments(directory) if saved else ""
+        replace_text(directory / "config.yaml", comments + settings_text(run.settings))
         keep_code(run.config.code, directory)
         log_to(directory, log_handler, stack)
 
