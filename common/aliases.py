@@ -113,6 +113,9 @@ NAMES = {
     "model.block_size: the tokens of a window; a longer document is learned to its end, in several windows": (
         "max_source_length max_input_length max_train_seq_length model_max_length cutoff_len truncation"
     ),
+    "stride model.block_size: windows of training follow one another, each epoch from another place of the text on": (
+        "window_stride train_stride data_stride doc_stride stride_length overlap window_overlap chunk_overlap"
+    ),
     "model.head_size": "head_dim attn_dim_head dim_head d_head kv_channels",
     "model.head_size: of queries, keys and values alike; docs/attention.md has a layer of your own": (
         "qk_head_dim qk_dim d_qk key_dim kdim v_head_dim value_dim vdim"
