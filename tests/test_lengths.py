@@ -106,8 +106,11 @@ def test_an_export_with_bounds_takes_grouped_keys_and_a_sink(name):
     T = torch.export.Dim("T", min=2, max=400)
     shapes = {"tokens": {0: torch.export.Dim("B"), 1: T}}
     exported = torch.export.export(gpt, (torch.randint(61, (2, 20)),), dynamic_shapes=shapes).module()
+    example = torch.randint(61, (2, 400))[:, :20].contiguous()
+    last = torch.export.export(gpt, (example,), {"last": True}, dynamic_shapes=shapes | {"last": None}).module()
     for tokens in texts.values():
         if tokens.shape[1] > 1:
+            close(last(tokens, last=True), gpt(tokens)[:, -1:], atol=1e-4)
             close(exported(tokens), gpt(tokens), atol=1e-4)
 
 
