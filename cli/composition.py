@@ -10,8 +10,8 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
@@ -46,7 +46,7 @@ from common.text import flat, hydra_quoted, literal, quote, quoted_as_typed, see
 from model.config import GPTConfig
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
 from sweeps.grid import SETTINGS, TEXTS, VARIANTS
-from sweeps.hydra_versions import VERSION_BASE, help_unchecked, main, no_job, register_resolver, store
+from sweeps.hydra_versions import VERSION_BASE, help_unchecked, hydra_kept, main, no_job, register_resolver, store
 from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
@@ -166,7 +166,7 @@ def tell_overruled_option(
 ) -> None:
     """Warn of the settings of GROUP=OPTION that an experiment has otherwise and nobody typed."""
     overrides = [*searched, f"{group}={quote(option)}"]
-    with initialize_config_dir(str(CONF), **VERSION_BASE):
+    with composing():
         cfg = compose("train", overrides, return_hydra_config=True)
         theirs = compose("train", [*overrides, f"experiment={quote(experiment)}"])
     folders = [CONF, *(Path(place.removeprefix("file://")) for place in cfg.hydra.searchpath)]
@@ -191,7 +191,7 @@ def compose_settings(typed: dict[str, str], searched: Sequence[str] = ()) -> Tra
 
     Typed values are literal: no character has a meaning for Hydra.
     """
-    with initialize_config_dir(str(CONF), **VERSION_BASE):
+    with composing():
         overrides = [*searched, *(f"{name}={quote(value)}" for name, value in typed.items())]
         cfg = compose("train", overrides, return_hydra_config=True)
     config = to_settings(cfg, typed)
@@ -211,6 +211,7 @@ def call_hydra(arguments: list[str]) -> None:
         return run_job(cfg)
 
     job.check = check_job  # type: ignore[attr-defined]  # for the sweeper, which gets this function
+    use_our_sweeper()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     # A launcher's processes import our packages, and nothing from the current folder, such as somebody's train.py.
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
@@ -237,9 +238,24 @@ def register_schema(inherited: dict[str, Any]) -> None:
     settings["model"] = {name: f"${{of_weights:{name}}}" for name in settings["model"]}
     store(name="train_schema", node=settings)
     store(name="inherited", node=literal(inherited))
-    # Hydra's usual sweeper is called basic. As an override in conf/train.yaml ours would hide an experiment's choice.
+
+
+def use_our_sweeper() -> None:
+    """Put our sweeper in the place of Hydra's usual one, which is called basic.
+
+    As an override in conf/train.yaml ours would hide an experiment's choice.
+    """
     Plugins.instance()  # which registers Hydra's own
     store(group="hydra/sweeper", name="basic", node=OmegaConf.load(CONF / "hydra/sweeper/grid.yaml"), provider="main")
+
+
+@contextmanager
+def composing() -> Iterator[None]:
+    """Let compose() read our settings, also in a program that composes others by Hydra."""
+    with hydra_kept():
+        use_our_sweeper()
+        with initialize_config_dir(str(CONF), **VERSION_BASE):
+            yield
 
 
 def of_weights(name: str, *usual: Any, _root_: DictConfig) -> Any:

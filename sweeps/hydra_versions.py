@@ -14,7 +14,12 @@ import hydra
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 
 IS_1_3 = hydra.__version__.startswith("1.3.")
@@ -56,6 +61,21 @@ class ReadOnce(CachingConfigRepository):
 
     def load_config(self, config_path: str) -> Any:
         return copy.deepcopy(super().load_config(config_path))
+
+
+@contextmanager
+def hydra_kept() -> Iterator[None]:
+    """Give Hydra back as a program has set it up, and drop what is stored meanwhile."""
+    Plugins.instance()  # which stores the settings of Hydra's own
+    known: dict[type, Any] = Singleton._instances
+    kept = {kind: known.pop(kind, None) for kind in (GlobalHydra, JobRuntime, VersionBase, ConfigStore)}
+    known[ConfigStore] = copy.deepcopy(kept[ConfigStore])
+    try:
+        yield
+    finally:
+        for kind, theirs in kept.items():
+            known.pop(kind, None)
+            known |= {} if theirs is None else {kind: theirs}
 
 
 def read_once(loader: ConfigLoader) -> None:

@@ -1,11 +1,14 @@
 """A person's own files of settings: folders, experiments, and their mistakes."""
 
+import contextlib
 import itertools
 import subprocess
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from cli.composition import compose_settings, explain, register_schema, tell_overruled
 from cli.hydra_command import start
@@ -13,6 +16,7 @@ from cli.overrides import CONF, check_options, check_typed, refuse_misread, take
 from common.errors import SettingsError, format_value
 from common.settings import parse_overrides, tell_repeated
 from sweeps.grid import Grid, range_text
+from sweeps.hydra_versions import VERSION_BASE
 from tests.sweeping import swept
 
 SMALL = "# @package _global_\nmodel:\n  n_layer: 1\n  n_embd: 48\n"
@@ -270,6 +274,20 @@ def test_a_value_in_a_list_keeps_its_meaning():
     assert range_text("eval_interval", ["${max_steps}", 3]) == '"${max_steps}",3'
     with pytest.raises(SettingsError, match=r"hydra\.sweeper\.params has no values of seed: leave"):
         range_text("seed", [])
+
+
+@pytest.mark.slow
+def test_a_program_that_uses_hydra_itself_composes_our_settings_and_goes_on_with_its_own(tmp_path):
+    """Hydra refused it by a traceback, whose advice removes what the program has set up."""
+    (tmp_path / "theirs.yaml").write_text("x: 1\n")
+    with initialize_config_dir(str(tmp_path), job_name="theirs", **VERSION_BASE):
+        for steps in ("7", "nothing"):
+            with contextlib.suppress(SettingsError, HydraException, OmegaConfBaseException):
+                register_schema({})
+                assert compose_settings({"max_steps": steps}).max_steps == 7
+            theirs = compose("theirs", return_hydra_config=True)
+            assert theirs.x == 1 and theirs.hydra.job.name == "theirs"
+            assert theirs.hydra.sweeper._target_ == "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 @pytest.mark.parametrize("typed", ["--config-dir={}", "hydra.searchpath=[file://{}]"])
