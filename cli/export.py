@@ -14,11 +14,11 @@ from common.text import flat, si
 from generation.generate import generate_text
 from interop.card import PRIVATE, model_card, tokenizer_loader
 from interop.config import ExportConfig
-from interop.huggingface import find_folder, from_huggingface, to_huggingface, version_needed
+from interop.huggingface import find_folder, from_huggingface, note_texts, noted_texts, to_huggingface, version_needed
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
 from model.size import count_parameters
 from pages.demo import demo_page
-from runs.checkpoint import Checkpoint, open_checkpoint, save_checkpoint
+from runs.checkpoint import Checkpoint, Progress, open_checkpoint, save_checkpoint
 from runs.plugins import run_code
 from training.config import TrainConfig
 
@@ -59,8 +59,9 @@ def import_model(source: str, folder: Path) -> None:
     with naming("import_from", source):
         model = from_huggingface(source)
         tokenizer = read_tokenizer_json(find_folder(source), model.config.vocab_size)
+        learned = Progress(learned=noted_texts(source))
     settings = TrainConfig(model=model.config, init_from=f"hf:{source}")
-    save_checkpoint(folder, model=model, tokenizer=tokenizer, config=settings)
+    save_checkpoint(folder, model=model, tokenizer=tokenizer, config=settings, progress=learned)
 
 
 def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: str | None = None) -> list[str]:
@@ -71,6 +72,7 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: 
     checkpoint = open_checkpoint(where)
     model = checkpoint.model
     kind = to_huggingface(model, unfinished, checkpoint.tokenizer.eot_token, getattr(torch, dtype) if dtype else None)
+    note_texts(unfinished, checkpoint.meta.texts)
     save_tokenizer_json(checkpoint.tokenizer, unfinished, model.config.block_size)
     progress = checkpoint.meta.progress
     card = model_card(

@@ -41,7 +41,7 @@ from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
 from data.overlap import overlap, passage_length
 from data.texts import Source, fingerprint, in_real_folder, sizes_of, splits_apart
-from data.tokenizer import make_tokenizer, read_tokenizer, same_tokens, save_tokenizer, tokenizer_content
+from data.tokenizer import make_tokenizer, read_tokenizer, same_ids, same_tokens, save_tokenizer, tokenizer_content
 
 FORMAT = 6  # changes with the content of the cache: older folders are then prepared again
 SPLITS = ("train", "val")
@@ -179,7 +179,7 @@ def learned_share(data: DataConfig, names: Iterable[str], tokens: np.ndarray, to
     for name in names if len(tokens) <= MOST_LEARNED else ():
         with suppress(SettingsError, OSError):  # a note ends nothing
             learned = prepared(data, name) if prepared_bytes(data, name) <= 4 * MOST_LEARNED else None
-            if learned and len(learned.train) <= MOST_LEARNED and same_tokens(learned.tokenizer, tokenizer):
+            if learned and len(learned.train) <= MOST_LEARNED and same_ids(learned.tokenizer, tokenizer):
                 texts.append(np.asarray(learned.train[:]))
     if not texts:
         return 0.0

@@ -168,6 +168,15 @@ def same_tokens(one: tiktoken.Encoding, other: tiktoken.Encoding) -> bool:
     return one is other or tokenizer_content(one) | {"name": ""} == tokenizer_content(other) | {"name": ""}
 
 
+def same_ids(one: tiktoken.Encoding, other: tiktoken.Encoding) -> bool:
+    """Return whether two encodings have the same tokens.
+
+    They may divide a text otherwise: one from an exported folder has its pattern in other words.
+    """
+    names = ("mergeable_ranks", "special_tokens")
+    return all(tokenizer_content(one)[name] == tokenizer_content(other)[name] for name in names)
+
+
 def read_tokenizer(path: Path) -> tiktoken.Encoding:
     """Return the encoding that save_tokenizer() wrote.
 

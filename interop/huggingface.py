@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -251,6 +251,9 @@ UNUSED = (".crossattention.", ".ln_cross_attn.")
 INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
+TEXTS = "tinygpt_texts"
+"""The name in config.json of fingerprints of texts, which transformers keeps as it is."""
+
 # Settings that may be missing from their config.json.
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout", "dropout")
 # Settings that _obstacles() compares separately, or that change no logit.
@@ -360,6 +363,19 @@ def to_huggingface(
     for file, content in (("config.json", config), ("generation_config.json", ends | {"pad_token_id": end_of_text})):
         (folder / file).write_text(json.dumps(content, indent=2) + "\n")
     return target.name
+
+
+def note_texts(folder: Path, texts: Sequence[str]) -> None:
+    """Note in config.json the fingerprints of the texts that the weights have learned."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {TEXTS: [*texts]}, indent=2) + "\n")
+
+
+def noted_texts(where: str) -> list[str]:
+    """Return what note_texts() has noted in a folder, which may be another person's."""
+    texts = json.loads(read_foreign(find_folder(where) / "config.json")).get(TEXTS)
+    found = texts if isinstance(texts, list) else []
+    return [text for text in found if isinstance(text, str) and re.fullmatch("[a-z]+-[0-9a-f]{16}", text)]
 
 
 def version_needed(model: GPT) -> str:

@@ -18,18 +18,21 @@ from test_resume import assert_same_run, stopped
 
 from cli.composition import check_job, compose_settings, register_inherited, register_schema
 from cli.eval import score_checkpoints
+from cli.export import write_export
 from cli.overrides import CONF
 from common.errors import SettingsError
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepared
 from data.tokenizer import make_tokenizer
 from generation.config import EvalConfig, TextConfig
+from interop.config import ExportConfig
+from interop.huggingface import noted_texts
 from model.attention import FORMS
 from model.attention.contract import from_weights
 from model.config import GPTConfig
 from model.rope import Rope
 from model.size import count_parameters
-from runs.checkpoint import Meta, Progress, load_checkpoint, open_checkpoint, save_checkpoint
+from runs.checkpoint import Meta, Progress, load_checkpoint, open_checkpoint, read_meta, save_checkpoint
 from runs.directory import written_settings
 from runs.summary import read_summary
 from sweeps.hydra_versions import VERSION_BASE
@@ -576,6 +579,37 @@ def test_what_the_runs_before_learned_is_told_of_held_out_and_scored_texts(train
     # A run that goes on with another text has learned both.
     learn("first", "b.txt", resume=first, max_steps=2, allow_changes=True)
     assert [*map(float, note(first, data=whole))] == pytest.approx([of_all], abs=2)
+
+
+@pytest.mark.slow
+def test_an_exported_folder_tells_what_its_weights_have_learned(train_config, tmp_path, caplog):
+    """Also one that was imported, or whose config.json transformers has written anew."""
+    texts = ["".join(f"{number}.{word} " for word in range(3 + number * 7 % 17)) for number in range(300)]
+    (tmp_path / "a.txt").write_text("<|endoftext|>".join(texts))
+    data = replace(train_config.data, path=str(tmp_path / "a.txt"))
+    small = replace(train_config, data=data, max_steps=1, eval_interval=1, sample_tokens=0)
+    train(replace(small, run_dir=str(tmp_path / "first")))
+    write_export(ExportConfig(checkpoint=str(tmp_path / "first"), to=str(tmp_path / "folder")))
+    write_export(ExportConfig(import_from=str(tmp_path / "folder"), to=str(tmp_path / "imported")))
+    said = set()
+    for start in ("first", "imported", "hf:folder"):
+        kind, _, name = start.rpartition(":")
+        where = f"{'hf:' * bool(kind)}{tmp_path / name}"
+        caplog.clear()
+        settings = compose_settings(register_inherited({"init_from": where, "max_steps": "1", "sample_tokens": "0"}))
+        config = replace(settings, data=replace(data, val_fraction=0.3), run_dir=str(tmp_path / f"after_{name}"))
+        train(config)
+        said |= {message for message in caplog.messages if "learned before" in message}
+        assert read_meta(tmp_path / f"after_{name}/checkpoints/last").texts[1:] == [
+            read_meta(tmp_path / "first/checkpoints/last").data
+        ]
+    (note,) = said  # of all three
+    assert re.match(r"\d\d% of what is held out is in the text that the model has learned before", note)
+    # What somebody else has written there is no text of ours.
+    file = tmp_path / "folder/config.json"
+    for odd in (None, "text-0123456789abcdef", [1, "../text-0123456789abcdef", "text-0\0", "recall-4"]):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"tinygpt_texts": odd}))
+        assert noted_texts(str(tmp_path / "folder")) == []
 
 
 def test_settings_that_init_from_leaves_are_told_where_they_were_others(caplog):

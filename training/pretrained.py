@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.errors import SettingsError, format_value, naming
 from common.files import user_path
-from interop.huggingface import find_folder, read_config, read_huggingface
+from interop.huggingface import find_folder, noted_texts, read_config, read_huggingface
 from interop.tokenizer import read_tokenizer_json
 from model.attention import SETTINGS, MultiHeadAttention, layer_class
 from model.config import GPTConfig
@@ -90,6 +90,15 @@ def pretrained_meta(where: str | None) -> Meta | None:
         return None
     with naming("init_from", where):
         return first_intact(find_checkpoints(where), read_meta, lambda problem: None)  # told as it was opened
+
+
+def texts_before(where: str | None) -> list[str]:
+    """Return the texts that init_from says its weights have learned, by their fingerprints."""
+    name = name_of_theirs(where) if where else None
+    if name:
+        return noted_texts(name)
+    meta = pretrained_meta(where)
+    return meta.texts if meta else []
 
 
 def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:

@@ -78,7 +78,7 @@ from training.evaluation import first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, initial_seed, process_kept, seed_generators
 from training.optimizer import load_optimizer_state, optimizer_state
-from training.pretrained import changes_from, open_pretrained, pretrained_meta, refuse_other_model
+from training.pretrained import changes_from, open_pretrained, pretrained_meta, refuse_other_model, texts_before
 from training.run import Run, rank_batch_size, steps_to_take
 from training.threads import is_fork, threads_of_run
 from training.wandb import check_key
@@ -184,9 +184,10 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
             log.warning("the tokens of the text are another tokenizer's by now: the run goes on with its own.")
             saved = Saved(saved.path, replace(saved.meta, data=data.fingerprint))
     before = saved.meta if saved else pretrained_meta(config.init_from)
+    texts = saved.meta.texts if saved else texts_before(config.init_from)
     learned = None
     if ranks.is_first:
-        learned = tell_learned(config, data, before.texts if before else [])
+        learned = tell_learned(config, data, texts)
         if before and not saved:
             tell_left_out(config, before)
             tell_same_windows(config, data, before)
@@ -232,7 +233,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     run.progress.begun_with = begun_with
     run.learned = learned
     run.begun_from = saved.meta.config.get("init_from") if saved else config.init_from
-    run.progress.learned = before.texts if before else []
+    run.progress.learned = texts
     if saved:
         restore(run, saved)
         check_end(run)
