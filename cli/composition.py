@@ -121,12 +121,22 @@ def run_single(typed: dict[str, str], searched: list[str]) -> None:
     """Train or plan a single run; searched: overrides for Hydra's search path."""
     show_log()
     asked = typed
-    typed = register_inherited(typed)
+    typed = register_inherited(with_beginning(typed, searched))
     config = compose_settings(typed, searched)
     tell_overruled(typed, searched)
     if asked.get("resume") == "auto" and config.resume and "run_dir" not in asked:
         tell_found(config, asked, searched)
     with_torch().train_or_plan(config)
+
+
+def with_beginning(typed: dict[str, str], searched: list[str]) -> dict[str, str]:
+    """Return the typed settings, with an experiment's init_from where resume=auto looks for it."""
+    if typed.get("resume") == "auto" and "init_from" not in typed and "experiment" in typed:
+        register_schema({})
+        with suppress(SettingsError, HydraException, OmegaConfBaseException):  # told where the run's are composed
+            config = compose_settings(typed | {"resume": "null"}, searched)
+            return typed | ({"init_from": config.init_from} if config.init_from else {})
+    return typed
 
 
 def tell_found(config: TrainConfig, asked: dict[str, str], searched: list[str]) -> None:

@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from sweeping import cells, tiny
 from test_resume import assert_same_run, stopped
 
-from cli.composition import check_job, compose_settings, register_inherited, register_schema
+from cli.composition import check_job, compose_settings, register_inherited, register_schema, with_beginning
 from cli.eval import score_checkpoints
 from cli.export import write_export
 from cli.overrides import CONF
@@ -269,6 +269,19 @@ def test_each_job_of_a_sweep_inherits_the_model_of_its_own_beginning(pretrained,
         assert settings.model == GPTConfig() and settings.tokenizer == TokenizerConfig()
     else:
         assert settings.model == replace(found, **changed) and settings.tokenizer.vocab_size == 280
+
+
+@pytest.mark.slow
+def test_auto_looks_for_the_beginning_that_an_experiment_brings(pretrained, tmp_path):
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    file = tmp_path / "mine/experiment/tune.yaml"
+    given = {"resume": "auto", "experiment": "tune", "max_steps": "3"}
+    searched = [f"hydra.searchpath=[{tmp_path}/mine]"]
+    for text, begins in ((f"init_from: {pretrained}", {"init_from": pretrained}), ("max_steps: 5", {})):
+        file.write_text(f"# @package _global_\n{text}\n")
+        assert with_beginning(given, searched) == given | begins
+    for typed in ({"init_from": "other"}, {"resume": "a_run"}, {"experiment": "nothing"}):
+        assert with_beginning(given | typed, searched) == given | typed
 
 
 @pytest.mark.slow
