@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sweeping
-from conftest import some
+from conftest import first_of, some
 from hydra.core.utils import JobReturn, JobStatus
 from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_here, swept, tiny
 
@@ -101,14 +101,8 @@ def table_of_laws() -> dict[str, list[float]]:
     }
 
 
-# One smooth law, one of ties, one of long tails; the others are slow.
-FIRST = ("normal", "two points", "lognormal less lognormal")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "law", [pytest.param(law, marks=[] if law in FIRST else pytest.mark.slow) for law in worth.LAWS]
-)
+@pytest.mark.parametrize("law", first_of(*worth.LAWS))
 def test_a_difference_is_found_as_often_as_the_page_says_and_falsely_in_one_of_twenty(law, capsys, monkeypatch):
     monkeypatch.setattr(worth, "LAWS", {law: worth.LAWS[law]})
     worth.print_laws(nulls=1500, finds=150)

@@ -284,7 +284,7 @@ def test_auto_looks_for_the_beginning_that_an_experiment_brings(pretrained, tmp_
         assert with_beginning(given | typed, searched) == given | typed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_jobs_that_begin_with_other_models_go_on_as_such_and_share_rows_with_their_seeds(tmp_path):
     shared = tiny(tmp_path, max_steps=1)
     for name, theta in {"a": 500, "b": 700}.items():
@@ -542,7 +542,7 @@ def test_a_text_that_grew_and_holds_out_what_was_learned_before_is_told(train_co
     assert re.search(said, caplog.text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_the_runs_before_learned_is_told_of_held_out_and_scored_texts(train_config, tmp_path, caplog, capsys):
     """By init_from, also of a run that began so, and by a resume with another text.
 

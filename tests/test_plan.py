@@ -475,7 +475,7 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
     assert float(bits[3]) == pytest.approx(steps * 8 * 16 / (0.96 * 4000 * 581), abs=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_text_that_is_read_more_than_four_times_gets_dropout(train_config, monkeypatch):
     models = []
     for count, typed, given in ((400, 0.0, 0.2), (400, 0.1, 0.0), (4000, 0.0, 0.0)):

@@ -76,7 +76,7 @@ def text_file(tmp_path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+@pytest.mark.parametrize("tokenizer", first_of("bpe", "byte"))
 def test_nasty_documents_become_the_tokens_of_each_after_its_mark_in_order(tmp_path, tokenizer):
     texts = [*NASTY, *essays(2000)]
     path = write_jsonl(tmp_path / "a.jsonl", [*texts[:5], "", *texts[5:]])

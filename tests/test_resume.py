@@ -208,7 +208,7 @@ def test_a_checkpoint_taken_out_of_its_run_is_answered_with_a_run_that_goes_on(c
         find_run(str(taken), None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_stopped_at_its_last_step_is_finished_when_it_was_evaluated(config, tmp_path):
     config.run_dir = str(tmp_path / "outputs/run")
     again = stopped(config, config.max_steps - 1)
@@ -233,7 +233,7 @@ def test_a_larger_budget_goes_on_where_a_finished_run_ended(config):
     assert written_settings(Path(config.run_dir))["max_steps"] == 9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_another_batch_size_a_run_goes_on_where_it_is_in_the_text_and_counts_what_it_has_read(config, monkeypatch):
     """The steps before were counted with the new size, and as many sequences were passed over, or read again."""
     read = []

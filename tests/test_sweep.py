@@ -376,7 +376,7 @@ def test_programs_read_the_values_of_config_yaml_from_the_table(library, odd_val
     assert all(len(values) > 1 for values in changed.values()), changed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_program_counts_missing_values_as_a_group_of_their_own(odd_values):
     """As docs/sweeps.md has it."""
     pandas = pytest.importorskip("pandas")
@@ -691,7 +691,24 @@ def test_a_variant_that_cannot_run_is_told_before_any_run(sweeper, variants, sai
     assert said in refusal(*asked, cwd=tmp_path)
 
 
-@pytest.mark.slow
+def test_a_job_that_the_folder_has_keeps_its_number_and_new_ones_take_those_that_are_free(tmp_path):
+    sweeper = Grid()
+    sweeper.folder, sweeper.config = tmp_path, OmegaConf.create({"dry_run": False})
+    for number, overrides in {0: ("a=1", "seed=1"), 2: ("a=1", "seed=3"), 3: ("seed=1", "a=2")}.items():
+        put_job(tmp_path, number, *overrides)
+    put_job(tmp_path, 1, "a=7", "seed=7")
+    (tmp_path / "1/summary.json").unlink()  # it failed before its first step
+    grid = [["a=1", "seed=1"], ["a=1", "seed=2"], ["a=2", "seed=1"], ["a=2", "seed=2"]]
+    numbered = sweeper.numbered(grid)
+    assert numbered == {0: grid[0], 1: grid[1], 3: grid[2], 4: grid[3]} and [*numbered] == [0, 1, 3, 4]
+    with pytest.raises(SettingsError, match="0 holds a run of `a=1 seed=1`, not of `a=5 seed=1`"):
+        sweeper.numbered([["a=5", "seed=1"], ["a=5", "seed=2"]])
+    (tmp_path / "3/job.json").unlink()
+    with pytest.raises(SettingsError, match="3 holds a run of unknown settings"):
+        sweeper.numbered(grid)
+
+
+@pytest.mark.long
 def test_a_sweep_goes_on_with_further_values_of_any_setting_and_with_fewer(tmp_path):
     """A third seed, typed last, moved all jobs behind the first two to folders of others."""
     typed = [*tiny(tmp_path, max_steps=1), 'batch_size="${floordiv:${max_steps},1}"', "hydra.sweep.dir=s"]
@@ -724,7 +741,7 @@ def test_a_sweep_goes_on_with_further_values_of_any_setting_and_with_fewer(tmp_p
     assert held().keys() == {0, 1, 3, 4, 5, 6}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_value_that_follows_from_the_number_of_a_job_keeps_it(tmp_path):
     typed = [*tiny(tmp_path, max_steps=1), "seed='${hydra:job.num}'", "hydra.sweep.dir=s"]
     for rates, finished in ("0.01,0.02", 0), ("0.01,0.02,0.03", 2):
@@ -1015,7 +1032,7 @@ def test_a_clusters_jobs_are_not_checked_against_this_machine():
                     sweeper.check_job([*typed, "attention=nope"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_value_that_follows_from_another_or_from_the_job_is_swept_and_one_of_no_setting_refused(
     tmp_path, monkeypatch
 ):
@@ -1046,7 +1063,7 @@ BROUGHT = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BROUGHT)
+@pytest.mark.parametrize("name", first_of(*BROUGHT))
 def test_a_value_of_a_variant_or_an_experiment_is_that_of_each_job(name, tmp_path, monkeypatch):
     """Of each job's own settings: a rate of 16 · 0.0005 and text_10.txt in all jobs were those of the defaults."""
     monkeypatch.setenv("HELD", "held.txt")

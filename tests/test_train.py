@@ -262,7 +262,7 @@ def test_a_budget_that_is_over_before_the_first_step_evaluates_saves_and_ends_we
     assert read_summary(Path(train_config.run_dir)).status == "finished"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_recipe_for_a_cpu_reaches_nanogpts_loss(tmp_path):
     shakespeare = Path(__file__).parent.parent.parent / "shared/data/tinyshakespeare.txt"
     if not shakespeare.exists():
