@@ -26,7 +26,7 @@ FEW = [(form, POSITIONS[number % len(POSITIONS)]) for number, form in enumerate(
 FEW += [("sdpa", position) for position in POSITIONS[1:]]
 FEW = [(form, "rope" if position == "pope" and "mla" in form else position) for form, position in FEW]  # it refuses it
 SLOW = [
-    marked(case, pytest.mark.long if number % 4 else pytest.mark.slow)
+    marked(case, pytest.mark.long if number % 8 else pytest.mark.slow)
     for number, case in enumerate(product(PADDED, POSITIONS))
     if case not in FEW and not (case[1] == "pope" and "mla" in case[0])
 ]

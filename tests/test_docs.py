@@ -192,7 +192,7 @@ def _commands(page: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", some(PAGES, 4), ids=_name)
+@pytest.mark.parametrize("page", some(PAGES, 8), ids=_name)
 def test_every_command_shown_has_settings_that_exist(page):
     for name, words in _commands(page):
         first = [re.sub(r"=(?:tag\(log,)?(?:interval|range)\(([^,]+),.*", r"=\1", word) for word in words]

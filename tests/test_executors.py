@@ -321,7 +321,7 @@ HALF = [(names, each) for number, names in enumerate(SETS) for each in WEIGHTING
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("names", "weighting"), some(HALF, 3), ids=[f"{'+'.join(names)}-{each.name}" for names, each in HALF]
+    ("names", "weighting"), some(HALF, 9), ids=[f"{'+'.join(names)}-{each.name}" for names, each in HALF]
 )
 def test_every_pair_of_features_is_its_definition_under_half_of_the_weightings(names, weighting):
     generator = random.Random(f"{names} {weighting.name}")

@@ -85,7 +85,7 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
     assert first.code_hash == digest([tmp_path / "own.py"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stopped_sweep_saves_its_job_and_goes_on_with_it(tmp_path):
     asked = ["-m", "seed=1,2,3", "hydra.sweep.dir=here", "log_interval=1"]
     asked += tiny(tmp_path, max_steps=10**6, compile="off", checkpoint_interval=10**6, eval_interval=10**6)

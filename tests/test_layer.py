@@ -65,9 +65,9 @@ def combinations() -> list[str]:
     return [*check.combinations()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("each", [60, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [30, 3])
 def test_every_check_of_every_form_and_modifier_passes_and_says_so(each, monkeypatch, capsys):
     """Some modifiers stand beside sdpa, and one in `each` of them beside the other forms."""
     assert {"sdpa+window", "sdpa+forget", "mla+sink", "delta+key_offset", "simple+nope"} <= {*combinations()}
@@ -90,7 +90,7 @@ def test_every_check_of_every_form_and_modifier_passes_and_says_so(each, monkeyp
     assert chooses >= {"moba", "index"}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_check_of_some_names_is_of_these_alone_and_refuses_others(capsys):
     assert check.main(["sdpa+gate", "delta"]) == 0
     printed = capsys.readouterr().out
