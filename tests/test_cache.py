@@ -471,6 +471,7 @@ def test_a_pass_with_a_cache_has_the_gradient_of_its_own_tokens(attention, recom
             assert abs((more - less) / (2 * step) - slope) < 1e-5 * max(1, abs(slope)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["einsum+window", "stacked", "einsum+key_offset+forget"])
 def test_a_pass_with_a_cache_has_the_tangent_of_its_own_tokens(attention):
     """Forward mode against differences: of a new token's keys and values too, which came back as constants."""

@@ -339,6 +339,7 @@ def test_a_run_has_all_its_files_in_run_dir_and_those_of_another_stay_as_they_ar
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "my ${x} run").rglob("*")} == files
 
 
+@pytest.mark.slow
 def test_a_mistake_ends_in_one_sentence_and_status_1_a_jobs_with_its_number(text_file, tmp_path):
     for command in ("train.py lr=1", "train.py +experiment=ladder", "sample.py", "eval.py stride=0", "export.py"):
         result = run_here(*command.split(), cwd=tmp_path)

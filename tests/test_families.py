@@ -233,6 +233,7 @@ def in_pieces(attention, x):
     return torch.cat(pieces, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(FAMILIES, 12))
 @torch.no_grad()
 def test_the_attention_of_a_family_is_ours_in_one_pass_and_cached(name, monkeypatch):

@@ -116,6 +116,7 @@ def value_and_gradients(attend, q, k, v, arguments, dtype):
     return y, *torch.autograd.grad((y * weight).sum(), (q, k, v))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16], 2), ids=str)
 @settings(max_examples=20)
 @given(call=calls())

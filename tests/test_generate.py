@@ -619,6 +619,7 @@ def test_a_seed_whose_numbers_are_those_of_another_is_refused(seed):
     assert len([*last]) == 1
 
 
+@pytest.mark.slow
 def test_a_call_keeps_its_arguments_whatever_becomes_of_them_before_it_is_read():
     """Objects that served two calls had the values of the latter in both."""
     model = byte_gpt()

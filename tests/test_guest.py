@@ -456,6 +456,7 @@ def partly_training() -> torch.nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_A_MODEL)
 @pytest.mark.parametrize("fails", [False, True])
 def test_functions_of_a_model_leave_everything_as_it_was(name, fails):
@@ -472,6 +473,7 @@ def test_functions_of_a_model_leave_everything_as_it_was(name, fails):
     assert_unchanged(before, state() | of_model(model))
 
 
+@pytest.mark.slow
 def test_evaluate_leaves_everything_as_it_was(train_config):
     model = partly_training()
     evaluated(model, train_config)  # prepares the text
@@ -492,6 +494,7 @@ def test_a_text_that_nobody_reads_to_its_end_leaves_everything_as_it_was():
         assert_unchanged(before, state() | of_model(model))
 
 
+@pytest.mark.slow
 def test_between_two_pieces_of_a_text_everything_is_as_it_was():
     """Whoever reads it piece by piece trains, writes another text, or draws meanwhile."""
     model = partly_training()

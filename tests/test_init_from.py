@@ -96,6 +96,7 @@ def test_a_run_begins_with_the_weights_shape_and_tokenizer_it_is_given(pretraine
     assert f"\nmodel     {count_parameters(source.model).total():,} parameters" in planned
 
 
+@pytest.mark.slow
 def test_fine_tuning_leaves_its_source_as_it_was_and_can_be_resumed(pretrained, other_text, tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in Path(pretrained).rglob("*") if path.is_file()}
     whole = replace(other_text, init_from=pretrained)
@@ -160,6 +161,7 @@ def test_a_hugging_face_folder_is_a_beginning_too(tmp_path, other_text):
     torch.testing.assert_close(run.model.state_dict()["lm_head.weight"], model.state_dict()["lm_head.weight"])
 
 
+@pytest.mark.slow
 def test_a_command_names_the_tokenizer_of_the_weights_in_its_settings(pretrained):
     typed = {"init_from": pretrained, "data": "tales"}  # whose tokenizer is for new weights
     assert compose_settings(register_inherited(typed)).tokenizer == TokenizerConfig(vocab_size=280)

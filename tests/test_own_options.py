@@ -238,6 +238,7 @@ PLAIN = (
 )
 
 
+@pytest.mark.slow
 def test_a_value_is_refused_that_yaml_reads_as_another_than_is_typed(folder):
     """A name such as 2024_11_29 lost its signs, a prompt Yes became true, and a seed 010 was 8."""
     file = folder / "experiment/odd.yaml"

@@ -996,6 +996,7 @@ SAME = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "seeds"), some(SAME, 9), ids=str)
 def test_jobs_with_equal_settings_run_once(asked, seeds, tmp_path, monkeypatch):
     monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"seed {config.seed}")

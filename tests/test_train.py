@@ -98,6 +98,7 @@ def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
     assert len(evaluations[0]["head_similarity"]) == 2
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(train_config, tmp_path):
     def weights(name: str, **settings) -> torch.Tensor:
         run_dir = str(tmp_path / name)
