@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, settings
 from jaxtyping import config as checks
@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 install_import_hook("model", "beartype.beartype")  # every annotation in model/ is checked while the tests run
 
-from cli.composition import register_schema, to_settings
+from cli.composition import composing, register_schema, to_settings
 from cli.hydra_command import run_train_command
 from cli.overrides import CONF
 from data.config import DataConfig, TokenizerConfig
@@ -38,7 +38,6 @@ from model.attention.contract import attention_function
 from model.config import AttentionConfig, GPTConfig
 from model.gpt import GPT
 from model.heads import for_each_layer
-from sweeps.hydra_versions import VERSION_BASE
 from training.config import ScheduleConfig, TrainConfig
 
 register_schema({})
@@ -222,13 +221,13 @@ def run_here(
 
 def settings_of(*overrides: str) -> TrainConfig:
     """What train.py makes of these overrides."""
-    with initialize_config_dir(str(CONF), **VERSION_BASE):
+    with composing():
         return to_settings(compose("train", list(overrides)), [override.partition("=")[0] for override in overrides])
 
 
 def preset_settings(name: str) -> dict:
     """What conf/model/NAME.yaml sets, itself or by the preset that it begins with."""
-    with initialize_config_dir(str(CONF), **VERSION_BASE):
+    with composing():
         return OmegaConf.to_container(compose(f"model/{name}").get("model", {}))
 
 

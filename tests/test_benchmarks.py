@@ -13,12 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 import training.device
-from cli.composition import to_settings
-from cli.overrides import CONF
-from sweeps.hydra_versions import VERSION_BASE
+from cli.composition import composing, to_settings
 from train import train_step
 from training.plan import predict_memory
 
@@ -164,7 +162,7 @@ def test_the_same_recipe_is_given_to_both_codes(name):
     from time_to_loss import in_nanogpts_shape
 
     recipe = getattr(nanogpt, name)
-    with initialize_config_dir(str(CONF), **VERSION_BASE):
+    with composing():
         config = to_settings(compose("train", [*in_nanogpts_shape(recipe), "run_dir=null"]))
     model, optimizer, schedule = config.model, config.optimizer, config.schedule
     assert (config.batch_size, config.max_steps) == (recipe["batch_size"], recipe["max_iters"])

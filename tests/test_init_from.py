@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_gpt, run_here, some
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from sweeping import cells, tiny
 from test_resume import assert_same_run, stopped
 
-from cli.composition import check_job, compose_settings, register_inherited, register_schema, with_beginning
+from cli.composition import check_job, compose_settings, composing, register_inherited, register_schema, with_beginning
 from cli.eval import score_checkpoints
 from cli.export import write_export
-from cli.overrides import CONF
 from common.errors import SettingsError
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepared
@@ -35,7 +34,6 @@ from model.size import count_parameters
 from runs.checkpoint import Meta, Progress, load_checkpoint, open_checkpoint, read_meta, save_checkpoint
 from runs.directory import written_settings
 from runs.summary import read_summary
-from sweeps.hydra_versions import VERSION_BASE
 from sweeps.leaderboard import markdown, read_jobs
 from train import train, train_step
 from training.config import OptimizerConfig, TrainConfig
@@ -265,7 +263,7 @@ def test_each_job_of_a_sweep_inherits_the_model_of_its_own_beginning(pretrained,
     )
     register_schema({})
     overrides = [f"hydra.searchpath=[{tmp_path}]", *job.replace("RUN", str(own)).split()]
-    with initialize_config_dir(str(CONF), **VERSION_BASE):
+    with composing():
         settings = check_job(overrides[1:], lambda: compose("train", overrides, return_hydra_config=True))
     if changed is None:
         assert settings.model == GPTConfig() and settings.tokenizer == TokenizerConfig()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import settings_of, some
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.command import FIRST, answer, described, first_sentence, help_text, setting_docs
-from cli.composition import compose_settings, explain, of_search, remedy_for_option, to_settings
+from cli.composition import compose_settings, composing, explain, of_search, remedy_for_option, to_settings
 from cli.composition import register_schema as register
 from cli.hydra_command import group_options
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed, check_wandb_sweep
@@ -54,7 +54,7 @@ from export import ExportConfig
 from generation.config import SampleConfig, SamplingParams, TextConfig
 from model.attention.registry import check_names
 from model.config import AttentionConfig, GPTConfig
-from sweeps.hydra_versions import IS_1_3, VERSION_BASE
+from sweeps.hydra_versions import IS_1_3
 from training.config import OptimizerConfig, PlanConfig, ScheduleConfig, TrainConfig, WandbConfig
 from training.device import choose_device
 from training.optimizer import schedule_factor
@@ -76,7 +76,7 @@ def composed(*typed: str) -> TrainConfig:
     try:
         if not is_sweep:
             return compose_settings(values)
-        with initialize_config_dir(str(CONF), **VERSION_BASE):
+        with composing():
             return to_settings(compose("train", arguments))
     finally:
         register({})

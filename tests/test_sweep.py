@@ -27,7 +27,7 @@ import pytest
 import yaml
 from browser import data_of
 from conftest import first_of, some
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
@@ -47,7 +47,7 @@ from sweeping import (
     wait_for,
 )
 
-from cli.composition import PAIRS, check_job, register_schema
+from cli.composition import PAIRS, check_job, composing, register_schema
 from cli.overrides import CONF
 from common.errors import SettingsError
 from common.files import is_locked
@@ -61,7 +61,6 @@ from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job, read_summary
 from sweeps.compositions import Compositions
 from sweeps.grid import Grid
-from sweeps.hydra_versions import VERSION_BASE
 from sweeps.leaderboard import (
     ACTIVE,
     comma_separated,
@@ -674,7 +673,7 @@ def test_values_that_a_grid_cannot_take_are_refused_before_any_run(given, argume
 )
 def test_a_job_that_cannot_run_is_known_before_its_text_is_read(job, said):
     register_schema({})
-    with initialize_config_dir(str(CONF), **VERSION_BASE), pytest.raises(SettingsError, match=re.escape(said)):
+    with composing(), pytest.raises(SettingsError, match=re.escape(said)):
         check_job(job.split(), lambda: compose("train", job.split(), return_hydra_config=True))
 
 
@@ -1020,7 +1019,7 @@ def test_a_clusters_jobs_are_not_checked_against_this_machine():
     for launcher in ("basic", "submitit_slurm"):
         sweeper = Grid()
         sweeper.task_function = SimpleNamespace(check=check_job)
-        with initialize_config_dir(str(CONF), **VERSION_BASE):
+        with composing():
             loader = GlobalHydra.instance().config_loader()
             config = loader.load_configuration("train", [f"hydra/launcher={launcher}"], RunMode.MULTIRUN)
             sweeper.compositions = Compositions(loader, config)
