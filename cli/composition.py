@@ -132,28 +132,36 @@ def run_single(typed: dict[str, str], searched: list[str]) -> None:
 def with_beginning(typed: dict[str, str], searched: list[str]) -> dict[str, str]:
     """Return the typed settings, with an experiment's init_from where resume=auto looks for it."""
     if typed.get("resume") == "auto" and "init_from" not in typed and "experiment" in typed:
-        register_schema({})
-        with suppress(SettingsError, HydraException, OmegaConfBaseException):  # told where the run's are composed
-            config = compose_settings(typed | {"resume": "null"}, searched)
-            return typed | ({"init_from": config.init_from} if config.init_from else {})
+        new = settings_of_new(typed, searched)
+        if new and new.init_from:
+            return typed | {"init_from": new.init_from}
     return typed
 
 
-def tell_found(config: TrainConfig, asked: dict[str, str], searched: list[str]) -> None:
-    """Tell what the run that resume=auto has found has otherwise than a new one of the command.
-
-    It may be another command's: the newest run is taken, and what is not typed is the run's.
-    """
+def settings_of_new(typed: dict[str, str], searched: list[str]) -> TrainConfig | None:
+    """Return the settings of the run that resume=auto would begin, None if it could not."""
     register_schema({})
-    with suppress(SettingsError, HydraException, OmegaConfBaseException):  # the command need not begin a run
-        new = flat(asdict(compose_settings(asked | {"resume": "null"}, searched)))
-        found = flat(asdict(config))
-        told = [name for name in found if name in OF_A_RUN or not with_torch().is_free(name)]
-        told.remove("model.vocab_size")  # which a new run has from its text
-        others = [f"{name}={format_value(found[name])}" for name in told if found[name] != new[name]]
-        if others and with_torch().Ranks.of_torchrun().is_first:
-            fact = f"resume=auto goes on with {config.resume}, which has {' '.join(others)}"
-            log.warning("%s, unlike a new run of this command: run_dir= in each command keeps runs apart.", fact)
+    with suppress(SettingsError, HydraException, OmegaConfBaseException):  # mistakes are told where the run is composed
+        return compose_settings(typed | {"resume": "null"}, searched)
+    return None
+
+
+def tell_found(config: TrainConfig, asked: dict[str, str], searched: list[str]) -> None:
+    """Tell in which settings the run that resume=auto has found differs from a new one.
+
+    It may be another command's: the newest run is taken, and settings that are not typed are the run's.
+    """
+    new = settings_of_new(asked, searched)
+    if new is None:  # the command need not begin a run
+        return
+    wanted = flat(asdict(new))
+    found = flat(asdict(config))
+    told = [name for name in found if name in OF_A_RUN or not with_torch().is_free(name)]
+    told.remove("model.vocab_size")  # which a new run has from its text
+    others = [f"{name}={format_value(found[name])}" for name in told if found[name] != wanted[name]]
+    if others and with_torch().Ranks.of_torchrun().is_first:
+        fact = f"resume=auto goes on with {config.resume}, which has {' '.join(others)}"
+        log.warning("%s, unlike a new run of this command: run_dir= in each command keeps runs apart.", fact)
 
 
 def tell_overruled(typed: dict[str, str], searched: list[str]) -> None:

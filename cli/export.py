@@ -69,11 +69,13 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: 
 
     unfinished: the folder to write; folder: its final name, for the lines; dtype: of its weights, by default theirs.
     """
+    # The weights, with the texts that they have learned, and the tokenizer.
     checkpoint = open_checkpoint(where)
     model = checkpoint.model
     kind = to_huggingface(model, unfinished, checkpoint.tokenizer.eot_token, getattr(torch, dtype) if dtype else None)
     note_texts(unfinished, checkpoint.meta.texts)
     save_tokenizer_json(checkpoint.tokenizer, unfinished, model.config.block_size)
+    # The card, with a sample.
     progress = checkpoint.meta.progress
     card = model_card(
         card_sample(checkpoint),
@@ -88,6 +90,7 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: 
         command=shlex.join(["python", "train.py", *changed_settings(checkpoint)]),
     )
     (unfinished / "README.md").write_text(card, encoding="utf-8")
+    # The lines for the terminal.
     lines = [f"{checkpoint.path} is now {folder}, a {kind}."]
     loader = tokenizer_loader(kind)
     if loader != "AutoTokenizer":

@@ -31,8 +31,8 @@ FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--con
 SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
 IN_SHELL = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}|\$\{now:([^}]*)\}")  # what a shell has as well
-COMPUTED = re.compile(r"\$\{[\w.]+:")  # the beginning of what Hydra computes
-NAMED = re.compile(r"\$\{([\w.]+)\}")
+CALL = re.compile(r"\$\{[\w.]+:")  # of a resolver of Hydra's, as in ${now:%H}
+NAMED = re.compile(r"\$\{([\w.]+)\}")  # a setting, as in ${seed}
 PATHS = ("data.path", "data.val_path", "init_from", "code")
 NUMBERS = (int, int | None, float, float | None, bool)
 
@@ -219,13 +219,13 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         # A text may have any signs, and a folder's name; but ${oc.env:NAME}, ${now:%H} and ${seed} are meant for Hydra.
-        is_computed = COMPUTED.search(value) or {*NAMED.findall(value)} & hints.keys()
+        is_computed = CALL.search(value) or {*NAMED.findall(value)} & hints.keys()
         is_number = "${" in value and hints.get(name) in NUMBERS
         if not is_sweep and (is_number or (is_computed and not name.endswith("prompt"))):
             remedy = "type the value, or add -m"
             if IN_SHELL.search(value):
-                what = "the time" if "${now:" in value else "a variable"
-                remedy += f'; the shell puts in {what}: {name}="{IN_SHELL.sub(in_shell, value)}"'
+                noun = "the time" if "${now:" in value else "a variable"
+                remedy += f'; the shell puts in {noun}: {name}="{IN_SHELL.sub(in_shell, value)}"'
             raise SettingsError(f"{name}={value}: ${{…}} has a value in sweeps alone", remedy)
         is_list = value.startswith(("[", "("))
         # In a sweep Hydra composes a list of options into one job, which two experiments may be for.

@@ -37,7 +37,8 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
     Among the latter the run's directory takes the place of the path that was typed for it.
     """
     given = {name: value for name, value in typed.items() if value not in NULLS}
-    run_dir, resume = given.get("run_dir"), given.get("resume")
+    run_dir = given.get("run_dir")
+    resume = given.get("resume")
     if resume not in (None, "auto", run_dir) and run_dir:
         remedy = "leave out run_dir: a run goes on in its own"
         raise SettingsError(f"{resume=!s} and {run_dir=!s} are two folders", remedy)

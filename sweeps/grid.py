@@ -123,7 +123,8 @@ class Grid(Sweeper):
             raise SettingsError(f"hydra.run.dir={folder} is no folder of a sweep", f"type hydra.sweep.dir={folder}")
         # As they are written: a ${…} is of each job's own settings, and Hydra has computed it from the sweep's.
         written: Any = OmegaConf.to_container(config.hydra.sweeper)
-        self.params, self.variants = written["params"], written["variants"]
+        self.params = written["params"]
+        self.variants = written["variants"]
         given = [""] if self.variants is None else self.variants
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise SettingsError(f"hydra.sweeper.variants={given} is no list of overrides", VARIANTS)
@@ -295,7 +296,9 @@ class Grid(Sweeper):
         found: dict[int, Sequence[str]] = {}
         new: list[Sequence[str]] = []
         for position, job in enumerate(jobs):
-            own = known.get(key_of(job), known.get(self.key_with_values(job)))
+            own = known.get(key_of(job))
+            if own is None and known:
+                own = known.get(self.key_with_values(job))  # composes the job
             if own is not None:
                 found[own] = job
             elif "${hydra:" in "".join(job):  # a value that only the job knows, as by its number

@@ -75,7 +75,8 @@ def hydra_kept() -> Iterator[None]:
     finally:
         for kind, theirs in kept.items():
             known.pop(kind, None)
-            known |= {} if theirs is None else {kind: theirs}
+            if theirs is not None:
+                known[kind] = theirs
 
 
 def read_once(loader: ConfigLoader) -> None:

@@ -259,14 +259,8 @@ def untyped(jobs: Iterable[Job]) -> list[str]:
     Their file has changed between the jobs, or a job was resumed with another value. A parallel launcher chooses the
     device.
     """
-    rows: dict[frozenset[tuple[str, str]], dict[str, set[str]]] = {}
-    for job in jobs:
-        if job.status == "finished":
-            row = rows.setdefault(job.but_seed, {})
-            for name, value in settings_of_result(job.resolved).items():
-                row.setdefault(name, set()).add(shown(value))
-    found = {name: None for row in rows.values() for name, texts in row.items() if len(texts) > 1}
-    return [name for name in found if name not in ("seed", "device")]
+    rows = ((job.but_seed, settings_of_result(job.resolved)) for job in jobs if job.status == "finished")
+    return [name for name in differing(rows) if name not in ("seed", "device")]
 
 
 def inherited(jobs: Iterable[Job]) -> list[str]:
@@ -274,15 +268,23 @@ def inherited(jobs: Iterable[Job]) -> list[str]:
 
     A job without one has the defaults.
     """
-    rows: dict[frozenset[tuple[str, str]], dict[str, set[str]]] = {}
+    rows = []
     for job in jobs:
-        if job.resolved and "init_from" in job.settings:
+        if "init_from" in job.settings:
             others = frozenset(setting for setting in job.but_seed if setting[0] not in ("init_from", *VERSIONS))
-            row = rows.setdefault(others, {})
-            for name, value in job.resolved.items():
-                if name.startswith(("model.", "tokenizer.")) and name != "model.vocab_size":  # which follows
-                    row.setdefault(name, set()).add(shown(value))
-    return [*dict.fromkeys(name for row in rows.values() for name, texts in row.items() if len(texts) > 1)]
+            rows.append((others, job.resolved))
+    inherits = ("model.", "tokenizer.")
+    return [name for name in differing(rows) if name.startswith(inherits) and name != "model.vocab_size"]
+
+
+def differing(rows: Iterable[tuple[frozenset[tuple[str, str]], dict[str, Any]]]) -> list[str]:
+    """Return the settings that have several values under one key."""
+    known: dict[frozenset[tuple[str, str]], dict[str, set[str]]] = {}
+    for key, settings in rows:
+        values = known.setdefault(key, {})
+        for name, value in settings.items():
+            values.setdefault(name, set()).add(shown(value))
+    return [*dict.fromkeys(name for values in known.values() for name, texts in values.items() if len(texts) > 1)]
 
 
 def has_versions(jobs: Iterable[Job], name: str) -> bool:

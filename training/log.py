@@ -126,7 +126,7 @@ class SummaryFile(Logger):
             peak_memory_mb=round(peak_memory(run.device) / 1e6, 1),
             best_step=best.get("step"),
             **{name: best.get(name) for name in NUMBERS if name.startswith("val_")},
-            learned=run.learned,
+            learned=run.learned_share,
         )
         write_summary(run.directory, summary)
 

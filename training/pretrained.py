@@ -92,13 +92,13 @@ def pretrained_meta(where: str | None) -> Meta | None:
         return first_intact(find_checkpoints(where), read_meta, lambda problem: None)  # told as it was opened
 
 
-def texts_before(where: str | None) -> list[str]:
-    """Return the texts that init_from says its weights have learned, by their fingerprints."""
+def texts_of_theirs(where: str | None) -> list[str]:
+    """Return the fingerprints of texts that a folder of hf:NAME has learned.
+
+    None for a checkpoint, of which pretrained_meta() has them.
+    """
     name = name_of_theirs(where) if where else None
-    if name:
-        return noted_texts(name)
-    meta = pretrained_meta(where)
-    return meta.texts if meta else []
+    return noted_texts(name) if name else []
 
 
 def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:

@@ -65,7 +65,7 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     begun_from: str | None = None
     """The init_from of the run's first steps; the config of a resumed run has none."""
-    learned: float | None = None
+    learned_share: float | None = None
     """The share of what is held out that the weights had learned in earlier runs, if it is told."""
     threads_note: str = ""
     """Why torch takes fewer threads than it could, for the line `run`."""

@@ -78,7 +78,7 @@ from training.evaluation import first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, initial_seed, process_kept, seed_generators
 from training.optimizer import load_optimizer_state, optimizer_state
-from training.pretrained import changes_from, open_pretrained, pretrained_meta, refuse_other_model, texts_before
+from training.pretrained import changes_from, open_pretrained, pretrained_meta, refuse_other_model, texts_of_theirs
 from training.run import Run, rank_batch_size, steps_to_take
 from training.threads import is_fork, threads_of_run
 from training.wandb import check_key
@@ -184,7 +184,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
             log.warning("the tokens of the text are another tokenizer's by now: the run goes on with its own.")
             saved = Saved(saved.path, replace(saved.meta, data=data.fingerprint))
     before = saved.meta if saved else pretrained_meta(config.init_from)
-    texts = saved.meta.texts if saved else texts_before(config.init_from)
+    texts = before.texts if before else texts_of_theirs(config.init_from)
     learned = None
     if ranks.is_first:
         learned = tell_learned(config, data, texts)
@@ -231,7 +231,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     signals = Signals(passed_on=ranks.launched)
     run = Run(config, device, precision, data, model, training_loss, ranks, compiled, own_tokenizer, signals)
     run.progress.begun_with = begun_with
-    run.learned = learned
+    run.learned_share = learned
     run.begun_from = saved.meta.config.get("init_from") if saved else config.init_from
     run.progress.learned = texts
     if saved:
@@ -379,8 +379,8 @@ def restore(run: Run, saved: Saved) -> None:
         if run.config.wandb.active_mode != "disabled":
             log.warning("this run was copied from %s, which keeps its run of wandb: it has a new one.", meta.home)
     text = None if meta.data == run.data.fingerprint else run.data.fingerprint
-    settings, defaults = asdict(run.config), asdict(TrainConfig())
-    run.progress.earlier_settings = earlier_settings(settings, meta, defaults, text, run.precision)
+    defaults = asdict(TrainConfig())
+    run.progress.earlier_settings = earlier_settings(asdict(run.config), meta, defaults, text, run.precision)
     goes_on = run.progress.wandb_id and run.config.wandb.active_mode != "disabled"
     if goes_on and run.progress.earlier_settings != meta.progress.earlier_settings:
         tell_first_values(saved)
