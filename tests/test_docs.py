@@ -478,7 +478,7 @@ def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
     for folder in ("both", "notes"):
         shutil.copy(tmp_path / "notes.txt", tmp_path / folder)
     (tmp_path / "pages/book.txt").write_text((tmp_path / "notes.txt").read_text() + "\fthe cat sat on the mat")
-    for name in ("train.jsonl", "held.jsonl"):
+    for name in ("train.jsonl", "held.jsonl", "rest.jsonl", "test.jsonl"):
         (tmp_path / name).write_text('{"text": "the cat sat on the mat"}\n' * 20)
     (tmp_path / "beginnings.txt").write_text("the cat\nthe mat\n")
     (tmp_path / "prompt.txt").write_text("the cat")
