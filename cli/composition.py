@@ -61,8 +61,6 @@ DEFAULTS = {
     r"Multiple values for ([^. ]*)\.": r"a file of settings has \1 once more in its defaults",
 }
 """Hydra's errors of a defaults list, of 1.3 and 1.4, as we say them."""
-OF_A_RUN = ("data.path", "max_steps", "max_minutes", "max_flops")
-"""Settings by which a person knows a run, beside those that stay when it is resumed."""
 OURS = "set for a launcher of tinygpt"  # the value of PYTHONSAFEPATH, which may be any text
 
 
@@ -73,14 +71,14 @@ def with_torch() -> ModuleType:
     return with_torch
 
 
-def register_inherited(typed: dict[str, str]) -> dict[str, str]:
+def register_inherited(typed: dict[str, str], new: TrainConfig | None = None) -> dict[str, str]:
     """Register the schema with the settings that `resume` brings.
 
-    Returns the settings that are typed besides.
+    Returns the settings that are typed besides. new: the run that resume=auto would begin.
     """
     inherited: dict[str, Any] = {}
     if "resume" in typed:
-        inherited, typed = with_torch().inherited_settings(typed)
+        inherited, typed = with_torch().inherited_settings(typed, new)
     register_schema(inherited)
     return typed
 
@@ -120,22 +118,13 @@ def without_plus(overrides: list[str]) -> list[str]:
 def run_single(typed: dict[str, str], searched: list[str]) -> None:
     """Train or plan a single run; searched: overrides for Hydra's search path."""
     show_log()
-    asked = typed
-    typed = register_inherited(with_beginning(typed, searched))
-    config = compose_settings(typed, searched)
-    tell_overruled(typed, searched)
-    if asked.get("resume") == "auto" and config.resume and "run_dir" not in asked:
-        tell_found(config, asked, searched)
+    new = settings_of_new(typed, searched) if typed.get("resume") == "auto" else None
+    given = register_inherited(with_beginning(typed, new), new)
+    config = compose_settings(given, searched)
+    tell_overruled(given, searched)
+    if new and config.resume and "run_dir" not in typed:
+        tell_found(config, new)
     with_torch().train_or_plan(config)
-
-
-def with_beginning(typed: dict[str, str], searched: list[str]) -> dict[str, str]:
-    """Return the typed settings, with an experiment's init_from where resume=auto looks for it."""
-    if typed.get("resume") == "auto" and "init_from" not in typed and "experiment" in typed:
-        new = settings_of_new(typed, searched)
-        if new and new.init_from:
-            return typed | {"init_from": new.init_from}
-    return typed
 
 
 def settings_of_new(typed: dict[str, str], searched: list[str]) -> TrainConfig | None:
@@ -146,19 +135,23 @@ def settings_of_new(typed: dict[str, str], searched: list[str]) -> TrainConfig |
     return None
 
 
-def tell_found(config: TrainConfig, asked: dict[str, str], searched: list[str]) -> None:
+def with_beginning(typed: dict[str, str], new: TrainConfig | None) -> dict[str, str]:
+    """Return the typed settings, with an experiment's init_from where resume=auto looks for it.
+
+    new: the run that it would begin.
+    """
+    if new and new.init_from and "init_from" not in typed:
+        return typed | {"init_from": new.init_from}
+    return typed
+
+
+def tell_found(config: TrainConfig, new: TrainConfig) -> None:
     """Tell in which settings the run that resume=auto has found differs from a new one.
 
-    It may be another command's: the newest run is taken, and settings that are not typed are the run's.
+    It may be another command's, for settings of which this command asks nothing are the run's.
     """
-    new = settings_of_new(asked, searched)
-    if new is None:  # the command need not begin a run
-        return
-    wanted = flat(asdict(new))
     found = flat(asdict(config))
-    told = [name for name in found if name in OF_A_RUN or not with_torch().is_free(name)]
-    told.remove("model.vocab_size")  # which a new run has from its text
-    others = [f"{name}={format_value(found[name])}" for name in told if found[name] != wanted[name]]
+    others = [f"{name}={format_value(found[name])}" for name in with_torch().unlike(found, flat(asdict(new)))]
     if others and with_torch().Ranks.of_torchrun().is_first:
         fact = f"resume=auto goes on with {config.resume}, which has {' '.join(others)}"
         log.warning("%s, unlike a new run of this command: run_dir= in each command keeps runs apart.", fact)

@@ -16,12 +16,13 @@ from cli.command import refuse_torchrun
 from common.console import say
 from common.errors import SettingsError
 from common.settings import NULLS, build, setting_hints
+from common.text import flat
 from data.config import TokenizerConfig
 from model.attention import unused_settings
 from model.config import GPTConfig
 from runs.plugins import run_code as run_code
 from runs.resume import find_run, settings_to_go_on
-from runs.resume import is_free as is_free
+from runs.resume import unlike as unlike
 from training.config import TrainConfig
 from training.device import limit_threads
 from training.distributed import Ranks
@@ -31,10 +32,11 @@ from training.start import check_start as check_start
 log = logging.getLogger("tinygpt")
 
 
-def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+def inherited_settings(typed: dict[str, str], new: TrainConfig | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings that resume brings, and those that are typed.
 
-    Among the latter the run's directory takes the place of the path that was typed for it.
+    Among the latter the run's directory takes the place of the path that was typed for it. new: the run that
+    resume=auto would begin.
     """
     given = {name: value for name, value in typed.items() if value not in NULLS}
     run_dir = given.get("run_dir")
@@ -45,7 +47,10 @@ def inherited_settings(typed: dict[str, str]) -> tuple[dict[str, Any], dict[str,
     if not resume:
         return {}, typed
     say = log.info if Ranks.of_torchrun().is_first else log.debug
-    run = find_run(resume, run_dir, say, given.get("init_from"))
+    values = flat(asdict(new)) if new else {}
+    defaults = flat(asdict(TrainConfig()))
+    wanted = {name: value for name, value in values.items() if name in typed or value != defaults[name]}
+    run = find_run(resume, run_dir, say, given.get("init_from"), wanted)
     if not run:
         return {}, typed | {"resume": "null"}
     if resume == "auto" or "init_from" not in typed:  # the same command, or experiment, may have begun with init_from

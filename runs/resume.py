@@ -63,6 +63,9 @@ MAY_CHANGE_ON_RESUME = (
     "micro_batch_size",
 )
 
+# Settings by which a person knows a run, beside those that stay when it is resumed.
+OF_A_RUN = ("data.path", "max_steps", "max_minutes", "max_flops")
+
 # Settings of data that are paths of one machine.
 PATHS = ("path", "val_path", "cache_dir")
 
@@ -102,15 +105,21 @@ NO_RUN = "give a run's directory, or auto; without it a run begins anew"
 
 
 def find_run(
-    where: str, run_dir: str | None, say: Callable[..., None] = log.info, init_from: str | None = None
+    where: str,
+    run_dir: str | None,
+    say: Callable[..., None] = log.info,
+    init_from: str | None = None,
+    wanted: dict[str, Any] | None = None,
 ) -> Path | None:
-    """Return the directory of resume=`where`; for auto the newest unfinished run, or None.
+    """Return the directory of resume=`where`; for auto an unfinished run, or None.
 
-    With auto, a finished run in run_dir itself is that run too: the same command again has more steps to take, or none.
+    That is the newest one that has the `wanted` settings (with dotted names), else the newest of all. In run_dir itself
+    a finished run is that run too: the same command again has more steps to take, or none.
     say: logs that auto has found none. init_from: for auto, what the run began with.
     """
     if where == "auto":
         folder = user_path("run_dir", run_dir) if run_dir else None
+        free = []
         held = []
         for run in runs_by_age([folder]) if folder else runs_by_age():
             # Pass over a run without a readable checkpoint.
@@ -119,9 +128,14 @@ def find_run(
                 finished = meta.progress.finished and run != folder
                 if finished or not (init_from is None or began_with(init_from, run, meta)):
                     continue
-                if not is_locked(run / ".lock"):
+                if is_locked(run / ".lock"):
+                    held.append(run)
+                elif not unlike(flat(meta.config), wanted or {}):
                     return run
-                held.append(run)
+                else:
+                    free.append(run)
+        if free:
+            return free[0]
         if folder in held:  # which is refused then
             return None
         place = f"{run_dir or 'outputs/ and multirun/'}{f' that began with {init_from}' if init_from else ''}"
@@ -147,6 +161,18 @@ def began_with(init_from: str, run: Path, meta: Meta) -> bool:
     if own is None:
         return meta.progress.begun_with is not None and run.resolve() not in (place, *place.parents)
     return Path(own).expanduser().resolve() == place
+
+
+def unlike(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Return the settings by which a run is known that are not as wanted; both with dotted names."""
+    return [
+        name
+        for name in found
+        if (name in OF_A_RUN or not is_free(name))
+        and name != "model.vocab_size"  # which a new run has from its text
+        and name in wanted
+        and found[name] != wanted[name]
+    ]
 
 
 def way_back(path: Path) -> str:

@@ -275,7 +275,7 @@ def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_
 
 def test_hydras_own_flag_shows_what_a_run_inherits_and_texts_as_typed(tmp_path, monkeypatch):
     """They were the defaults, and 100000.0."""
-    monkeypatch.setattr("cli.with_torch.inherited_settings", lambda typed: ({"model": {"n_embd": 16}}, typed))
+    monkeypatch.setattr("cli.with_torch.inherited_settings", lambda typed, new: ({"model": {"n_embd": 16}}, typed))
     shown = run_here("train.py", "resume=RUN", "+sample_prompt=1e5", "--cfg", "job", cwd=tmp_path).stdout
     assert "  n_embd: 16\n" in shown and "\nsample_prompt: '1e5'\n" in shown and "\nresume: RUN\n" in shown
 

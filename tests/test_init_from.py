@@ -16,7 +16,15 @@ from hydra import compose
 from sweeping import cells, tiny
 from test_resume import assert_same_run, stopped
 
-from cli.composition import check_job, compose_settings, composing, register_inherited, register_schema, with_beginning
+from cli.composition import (
+    check_job,
+    compose_settings,
+    composing,
+    register_inherited,
+    register_schema,
+    settings_of_new,
+    with_beginning,
+)
 from cli.eval import score_checkpoints
 from cli.export import write_export
 from common.errors import SettingsError
@@ -279,9 +287,10 @@ def test_auto_looks_for_the_beginning_that_an_experiment_brings(pretrained, tmp_
     searched = [f"hydra.searchpath=[{tmp_path}/mine]"]
     for text, begins in ((f"init_from: {pretrained}", {"init_from": pretrained}), ("max_steps: 5", {})):
         file.write_text(f"# @package _global_\n{text}\n")
-        assert with_beginning(given, searched) == given | begins
-    for typed in ({"init_from": "other"}, {"resume": "a_run"}, {"experiment": "nothing"}):
-        assert with_beginning(given | typed, searched) == given | typed
+        assert with_beginning(given, settings_of_new(given, searched)) == given | begins
+    for typed in ({"init_from": "other"}, {"experiment": "nothing"}):
+        given |= typed
+        assert with_beginning(given, settings_of_new(given, searched)) == given
 
 
 @pytest.mark.long

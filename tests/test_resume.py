@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +32,7 @@ from test_checkpoint import forge, forge_file
 
 import train as train_module
 import training.start
-from cli.composition import compose_settings, register_inherited, tell_found
+from cli.composition import compose_settings, register_inherited, settings_of_new, tell_found
 from cli.with_torch import inherited_settings
 from common.console import Signals, ending_signals, exit_on_signal
 from common.errors import SettingsError
@@ -938,9 +938,36 @@ def test_auto_tells_what_the_run_that_it_finds_has_unlike_the_command(caplog):
     typed = {"tokenizer": "byte", "optimizer": "adamw", "resume": "null"}
     mine = compose_settings(register_inherited(typed))
     model = replace(mine.model, attention="linear", vocab_size=257)
-    tell_found(replace(mine, resume="outputs/a", sample_tokens=7, max_steps=9, model=model), typed, [])
+    new = settings_of_new(typed, [])
+    tell_found(replace(mine, resume="outputs/a", sample_tokens=7, max_steps=9, model=model), new)
     has = "resume=auto goes on with outputs/a, which has model.attention=linear max_steps=9, unlike a new run"
     assert [message.partition(" of this")[0] for message in caplog.messages] == [has]
+
+
+def test_auto_takes_the_newest_run_that_has_what_the_command_asks_for(tmp_path, monkeypatch):
+    """Of scripts that were killed and start again in another order each finds its own run."""
+    monkeypatch.chdir(tmp_path)
+    runs = {"plain": {}, "linear": {"model.attention": "linear"}, "long": {"max_steps": "900"}, "newest": {"seed": "7"}}
+    metas = {}
+    for age, (name, typed) in enumerate(reversed(runs.items())):
+        folder = tmp_path / "outputs" / name / "checkpoints"
+        folder.mkdir(parents=True)
+        os.utime(folder, (10**9 - age, 10**9 - age))
+        config = asdict(compose_settings(register_inherited({"tokenizer": "byte", **typed})))
+        metas[name] = Mock(config=config, **{"progress.finished": False})
+    monkeypatch.setattr("runs.resume.newest", lambda run, read: metas[run.name])
+
+    def found(**typed: str) -> str:
+        new = settings_of_new(typed, [])
+        monkeypatch.setattr("cli.with_torch.settings_to_go_on", lambda run, *others: {"run": run.name})
+        inherited, _ = inherited_settings({"resume": "auto", **typed}, new)
+        return inherited["run"]
+
+    assert found() == "newest"  # as ever: what is not typed asks for nothing
+    assert found(seed="1") == "long"  # a typed default does
+    assert found(attention="linear") == found(**{"model.attention": "linear", "eval_interval": "3"}) == "linear"
+    assert found(max_steps="900", tokenizer="byte") == "long"
+    assert found(seed="8") == "newest"  # which is refused then by that name
 
 
 def test_auto_begins_a_new_run_if_none_has_a_checkpoint(tmp_path, monkeypatch, caplog):
@@ -960,7 +987,9 @@ def test_a_run_that_is_in_use_perhaps_halted_by_ctrl_z_is_named(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     run = Path("outputs/day/hour")
     (run / "checkpoints/step_3").mkdir(parents=True)
-    monkeypatch.setattr("runs.resume.newest", Mock(**{"return_value.progress.finished": False}))
+    monkeypatch.setattr(
+        "runs.resume.newest", Mock(**{"return_value.progress.finished": False, "return_value.config": {}})
+    )
     assert find_run("auto", None) == run
     with ExitStack() as stack:
         lock_run(run, stack)

@@ -673,7 +673,7 @@ def checkpoint_to_resume(config: TrainConfig, stack: ExitStack) -> Saved | None:
 
     Raises SettingsError if another process trains the run, or if the directory of a new run has checkpoints.
     """
-    run = find_run(config.resume, config.run_dir) if config.resume else None
+    run = find_run(config.resume, config.run_dir, wanted=flat(asdict(config))) if config.resume else None
     if run:
         with os_errors_named("resume", run, "written", COPY):
             # Lock the run first, so that no other process writes a later checkpoint.
