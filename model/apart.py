@@ -68,6 +68,15 @@ def parts(model: GPT) -> list[Part]:
     return found
 
 
+def part_of(known: list[Part], part: Part) -> Part:
+    """Return which of the parts `part` is, also as a plain tuple; ValueError if it is none of them."""
+    if part in known:
+        return known[known.index(part)]
+    name = part if isinstance(part, Part) else repr(part)
+    remedy = f"name each, such as Part(0, 0) for {known[0]}; the last is {known[-1]}, and *parts(model) are all"
+    raise ValueError(f"{name} is no part of the model: {remedy}.")
+
+
 def heads_of(attention: MultiHeadAttention) -> int:
     """Return the number of heads whose results o_proj joins.
 
@@ -100,9 +109,7 @@ def edited(model: GPT, edits: Mapping[Part, Edit]) -> Iterator[None]:
             logits = model(tokens)
     """
     known = parts(model)
-    for part in edits:
-        if part not in known:
-            raise ValueError(f"the model has no part {part!s}: its parts are {known[0]} to {known[-1]}.")
+    edits = {part_of(known, part): edit for part, edit in edits.items()}
 
     with ExitStack() as stack:
         stack.enter_context(uncompiled_calls())
@@ -163,13 +170,12 @@ def without(
         if means is None:
             return torch.zeros_like
         mean = means[part]
-        return lambda result: mean.to(result).expand_as(result)
+        return lambda result: mean.to(result).expand(
+            *result.shape[:-1], -1
+        )  # its last axis stays, for apply() to check
 
     known = parts(model)
-    for part in off:
-        if part not in known:
-            raise ValueError(f"{part!s} is no part of the model: name each, or write without(model, *parts(model)).")
-    return edited(model, {part: edit(part) for part in off})
+    return edited(model, {part: edit(part) for part in (part_of(known, given) for given in off)})
 
 
 @torch.no_grad()

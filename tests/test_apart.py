@@ -573,15 +573,14 @@ def test_a_part_has_the_name_that_the_page_gives_it():
 @pytest.mark.usefixtures("unchecked")
 def test_a_part_or_a_result_that_does_not_fit_is_refused_in_a_sentence():
     model = random_gpt()
-    for wrong in (Part(2, 0), Part(0, 4), Part(-1, 0), Part(0, -1), Part(9)):
-        with pytest.raises(ValueError, match="is no part of the model: name each"):
+    named = {str(part): part for part in (Part(2, 0), Part(0, 4), Part(-1, 0), Part(0, -1), Part(9))}
+    for name, wrong in (named | {"'L1 H2'": "L1 H2"}).items():
+        told = rf"{name} is no part of the model: name each, such as Part\(0, 0\) for L1 H1; the last is L2 MLP"
+        with pytest.raises(ValueError, match=told):
             without(model, wrong)
-        with (
-            pytest.raises(ValueError, match=r"has no part L.*: its parts are L1 H1 to L2 MLP\."),
-            edited(model, {wrong: abs}),
-        ):
+        with pytest.raises(ValueError, match=told), edited(model, {wrong: abs}):
             pass
-    with pytest.raises(ValueError, match=r"write without\(model, \*parts\(model\)\)"):
+    with pytest.raises(ValueError, match=r"\*parts\(model\) are all"):
         without(model, parts(model))
     for edit, told in (
         (lambda result: result[:1], r"returned torch.Size\(\[1, 12, 8\]\): a tensor \(2, 12, 8\) takes its place"),
@@ -589,7 +588,29 @@ def test_a_part_or_a_result_that_does_not_fit_is_refused_in_a_sentence():
     ):
         with edited(model, {Part(0, 1): edit}), pytest.raises(ValueError, match=told):
             model(TOKENS)
+    for size in (1, 5):  # one number would broadcast
+        with without(model, Part(0, 1), means={Part(0, 1): torch.ones(size)}), pytest.raises(ValueError, match="takes"):
+            model(TOKENS)
     assert not hooks(model)
+
+
+@pytest.mark.usefixtures("unchecked")
+@torch.no_grad()
+def test_a_part_may_be_a_plain_tuple_or_one_of_torchs_numbers():
+    model = random_gpt()
+    off = copy.deepcopy(model)
+    off.blocks[0].attention.o_proj.weight[:, 8:16] = 0
+    mean = {Part(0, 1): torch.zeros(8)}
+    for part in ((0, 1), torch.tensor([0, 1]).unbind(), Part(*torch.tensor([0, 1]))):
+        with without(model, part):
+            close(model(TOKENS), off(TOKENS))
+        with edited(model, {part: torch.zeros_like}):
+            close(model(TOKENS), off(TOKENS))
+        with without(model, part, means=mean):
+            close(model(TOKENS), off(TOKENS))
+    off.blocks[1].mlp.down_proj.weight.zero_()
+    with without(model, (0, 1), (1, None)):
+        close(model(TOKENS), off(TOKENS))
 
 
 def test_a_form_without_heads_is_refused_in_a_sentence():
