@@ -249,6 +249,7 @@ LAYER = re.compile(rf"(?:.*\.)?(?:{'|'.join(LAYERS)})\.(\d+)\.")
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 UNUSED = (".crossattention.", ".ln_cross_attn.")
 INDEX = "model.safetensors.index.json"
+MISTRALS = "consolidated"  # files of Mistral and Meta, with other names of the weights
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
 TEXTS = "tinygpt_texts"
@@ -413,6 +414,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
         _check_files(folder, files)
         for file in files:
             weights |= {saved_name(name): tensor for name, tensor in load_file(regular(file)).items()}
+        _check_names(weights, config, where)
         if not config.tie_embeddings and HEAD not in weights:
             fault = f"has no {HEAD}, which tie_word_embeddings=false in its config.json asks for"
             remedy = f"set tie_word_embeddings to true if it shares the embedding, or {ANOTHER}"
@@ -445,6 +447,8 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
                     held, wanted = (" × ".join(map(str, shape)) for shape in (weights[stored].shape, asked))
                     fault = f"has {stored} of {held} numbers, where its config.json asks for {wanted}"
                     remedy = f"put the config.json of these weights beside them, or {ANOTHER}"
+                    if weights[stored].shape == asked[::-1]:
+                        remedy = "transpose the matrices of its layers: GPT-2 has (in, out), the others (out, in)"
                     raise HuggingFaceError(fault, remedy, value=where)
                 part = _change_layout(theirs, weights[stored], model, back=True)
                 if not part.isfinite().all():
@@ -477,9 +481,20 @@ def _check_files(folder: Path, files: list[Path]) -> None:
         if any(SHARD.search(name) for name in others):
             wanted = INDEX
             remedy = "download that file too"
-        elif others[0].endswith(".safetensors"):
+        elif others[0].endswith(".safetensors") and not others[0].startswith(MISTRALS):
             remedy = f"rename the file that you want to {wanted}"
         raise HuggingFaceError(f"{folder} has {', '.join(others)}, but no {wanted}", remedy)
+
+
+def _check_names(weights: dict[str, Tensor], config: GPTConfig, where: str) -> None:
+    """Raise HuggingFaceError if the weights have names of another program, such as Mistral's or our own."""
+    names = _target(config).weights
+    norm = f"{names['blocks']}.0.{names['attention_norm']}.weight"
+    if not weights or any(_stored(name, weights) in weights for name in (norm, f"{names['token_embedding']}.weight")):
+        return
+    fault = f"has no {norm}, but weights of other names ({first_names(sorted(weights))})"
+    remedy = "save the model again by transformers' save_pretrained(): new names alone leave the order of their rows"
+    raise HuggingFaceError(fault, remedy, value=where)
 
 
 def _check_layers(weights: dict[str, Tensor], n_layer: int, where: str) -> None:
@@ -721,11 +736,15 @@ def _with_rope(settings: dict[str, Any], n_layer: int, where: str) -> list[bool]
     return [bool(each) for each in rotates[:n_layer]]
 
 
+def _target(config: GPTConfig) -> Target:
+    """Return a class with the names of the weights of a model that can be exported or imported."""
+    return GPT2 if config.position == "learned" else LLAMA
+
+
 def _parts(name: str, model: GPT) -> dict[str, int]:
     """Return {their weight: number of rows} for the weights that ours, `name`, joins."""
-    target = GPT2 if model.config.position == "learned" else LLAMA
     theirs = name
-    for word, their_word in target.weights.items():
+    for word, their_word in _target(model.config).weights.items():
         theirs = theirs.replace(word, their_word)
     for joined, parts in JOINED.items():
         if joined in theirs:

@@ -182,6 +182,7 @@ def test_one_file_goes_before_an_index_of_an_earlier_save(tmp_path):
         ("pytorch_model.bin", "has pytorch_model.bin, but no model.safetensors: save the model again by transformers"),
         ("model.fp16.safetensors", "no model.safetensors: rename the file that you want to model.safetensors"),
         ("tiny.gguf", "has tiny.gguf, but no model.safetensors: save the model again"),
+        ("consolidated.safetensors", "has consolidated.safetensors, but no model.safetensors: save the model again"),
     ],
 )
 def test_weights_in_another_file_are_named_with_what_to_do(name, message, tmp_path):
@@ -189,9 +190,53 @@ def test_weights_in_another_file_are_named_with_what_to_do(name, message, tmp_pa
     (tmp_path / "model.safetensors").rename(tmp_path / name)
     with pytest.raises(HuggingFaceError, match=message):
         from_huggingface(str(tmp_path))
-    if name.endswith(".safetensors"):  # the remedy works
+    if message.endswith("rename the file that you want to model.safetensors"):  # the remedy works
         (tmp_path / name).rename(tmp_path / "model.safetensors")
         from_huggingface(str(tmp_path))
+
+
+MISTRALS = {"model.layers": "layers", "self_attn.q_proj": "attention.wq", "input_layernorm": "attention_norm"}
+MISTRALS |= {"model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output"}
+OTHER_NAMES = {
+    "Mistral's": MISTRALS,
+    "litgpt's": {"model.layers": "transformer.h", "input_layernorm": "norm_1", "model.embed_tokens": "transformer.wte"},
+    "ours": {"model.layers": "blocks", "model.embed_tokens": "token_embedding", "model.norm": "final_norm"},
+    "with a prefix": {"model.": "model.model.", "lm_head": "model.lm_head"},
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("names", OTHER_NAMES.values(), ids=OTHER_NAMES)
+def test_weights_with_other_names_are_refused_by_these_and_not_by_a_setting(names, tied, tmp_path):
+    """Mistral's rows lie as ours: under new names alone the model would answer as another."""
+    folder_of(tmp_path)
+    renamed = {}
+    for name, weight in load_file(tmp_path / "model.safetensors").items():
+        for word, other in names.items():
+            name = name.replace(word, other)
+        renamed[name] = weight
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+    told = rf"has no model.layers.0.input_layernorm.weight, but weights of other names \({min(renamed)}, .*: save the"
+    with pytest.raises(HuggingFaceError, match=told):
+        from_huggingface(str(tmp_path))
+
+
+def test_transposed_matrices_are_told_apart_from_another_config(tmp_path):
+    """nanoGPT names its weights as GPT-2 of transformers does, which has them transposed."""
+    model, tokens = folder_of(tmp_path, GPT2), torch.randint(61, (2, 6))
+    file = tmp_path / "model.safetensors"
+    theirs = load_file(file)
+    turned = {
+        name: weight.t().contiguous() if ".h." in name and weight.ndim == 2 else weight
+        for name, weight in theirs.items()
+    }
+    save_file(turned, file, {"format": "pt"})
+    with pytest.raises(HuggingFaceError, match=r"c_attn.weight of 96 × 32 numbers, .* 32 × 96: transpose the matrices"):
+        from_huggingface(str(tmp_path))
+    save_file(theirs, file, {"format": "pt"})  # the remedy works
+    close(from_huggingface(str(tmp_path))(tokens), model(tokens))
 
 
 def test_a_model_in_several_files_is_read_by_its_index_or_the_missing_file_is_named(tmp_path):
