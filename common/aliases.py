@@ -592,10 +592,12 @@ NAMES = {
     "run_dir: each run fills a folder; dry_run=true writes none": "save no_save save_model save_results no_output",
     "results to": "output_file output_path",
     "to results": "out_path save_path export_dir",
-    "to: a folder in Hugging Face's format, or FILE.html; docs/interop.md has others": "format fmt export_format",
-    "to: a folder in Hugging Face's format; docs/interop.md takes it to GGUF, ONNX and other programs": (
-        "outtype gguf onnx quantize quantization"
+    "to: a folder in Hugging Face's format, or FILE.html; docs/interop.md and docs/library.md have others": (
+        "format fmt export_format"
     ),
+    "to: a folder in Hugging Face's format; docs/interop.md takes it to GGUF and to other programs": "outtype gguf",
+    "to: a folder in Hugging Face's format; docs/library.md has the lines for ONNX": "onnx",
+    "to: a folder in Hugging Face's format; docs/library.md has the lines that quantise": "quantize quantization",
     ": write settings in FOLDER/experiment/NAME.yaml, and type --config-dir=FOLDER experiment=NAME": (
         "config config_file config_path cfg"
     ),
@@ -614,7 +616,7 @@ NAMES = {
     ),
     "max_new_tokens": "length n_predict",
     "max_new_tokens model.block_size": "max_length",
-    "max_new_tokens: the most; a sample ends earlier where the model ends the document": (
+    ": there is no least length, and a sample ends where the model ends the document": (
         "min_length min_tokens min_new_tokens ignore_eos"
     ),
     "top_k": "k",

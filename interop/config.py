@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from common.errors import SettingsError, check_types, one_of
 
 PAPERS = (".htm", ".xhtml", ".pdf", ".txt", ".md", ".json")
-MODELS = (".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pkl", ".pt", ".pte", ".pth", ".safetensors", ".tflite")
+MODELS = (".bin", ".ckpt", ".gguf", ".h5", ".mlmodel", ".mlpackage", ".npz", ".onnx", ".pkl", ".pt", ".pte", ".pth")
+MODELS += (".safetensors", ".tflite")
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".7z")
 
 
@@ -38,8 +39,10 @@ class ExportConfig:
             raise SettingsError("to= is needed", "give to=FOLDER for Hugging Face, or to=demo.html for a page")
         if self.to.lower().endswith(PAPERS + MODELS + ARCHIVES):
             remedy = "give its name the ending .html, or none"
-            if self.to.lower().endswith((".onnx", ".gguf")):
-                remedy += "; docs/interop.md has the lines that make an ONNX or GGUF file"
+            if self.to.lower().endswith(".onnx"):
+                remedy += "; docs/library.md has the lines that make an ONNX file"
+            if self.to.lower().endswith(".gguf"):
+                remedy += "; docs/interop.md has the lines that make a GGUF file"
             raise SettingsError(f"to={self.to} is no page and no folder", remedy)
         if self.checkpoint and self.import_from:
             given = f"checkpoint={self.checkpoint} and import_from={self.import_from}"

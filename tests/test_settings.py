@@ -309,9 +309,19 @@ WRONG = [
     (ExportConfig, dict(to="demo.PDF"), "to=demo.PDF is no page and no folder: give its name the ending .html"),
     (ExportConfig, dict(to="my.tar.gz"), "to=my.tar.gz is no page and no folder: give its name the ending .html, or"),
     (SampleConfig, dict(results="a.CSV"), "results=a.CSV gets JSON lines: give its name the ending .jsonl; docs/"),
-    (ExportConfig, dict(to="my.onnx"), "or none; docs/interop.md has the lines that make an ONNX or GGUF file"),
+    (ExportConfig, dict(to="my.onnx"), "or none; docs/library.md has the lines that make an ONNX file"),
+    (ExportConfig, dict(to="my.mlpackage"), "to=my.mlpackage is no page and no folder"),
     (ExportConfig, dict(to="x", checkpoint="a", import_from="b"), "checkpoint=a and import_from=b are both given"),
 ]
+
+
+@pytest.mark.parametrize(("ending", "line"), [("onnx", "torch.onnx.export("), ("gguf", "convert_hf_to_gguf.main()")])
+def test_the_page_that_is_named_for_a_format_has_its_lines(ending, line):
+    with pytest.raises(SettingsError) as refused:
+        ExportConfig(to=f"my.{ending}")
+    for remedy in (refused.value.remedy, unknown_setting(ending, NAMES_OF["export.py"]).remedy):
+        page = re.search(r"docs/\w+\.md", remedy)[0]
+        assert line in (CONF.parent / page).read_text("utf-8")
 
 
 def test_the_ending_of_a_page_is_read_in_large_letters_too_and_a_dot_in_a_folders_name_is_no_ending():
@@ -559,6 +569,16 @@ def test_a_setting_of_another_command_is_answered_with_that_command():
         ),
         ("eval.py", "run_dir", "here it is checkpoint"),
         ("export.py", "temp", "temperature is a setting of sample.py"),
+        (
+            "export.py",
+            "onnx",
+            "here it is to (a folder in Hugging Face's format; docs/library.md has the lines for ONNX)",
+        ),
+        (
+            "sample.py",
+            "min_new_tokens",
+            "there is no least length, and a sample ends where the model ends the document",
+        ),
     ):
         assert unknown_setting(typed, NAMES_OF[script]).remedy == said
 
