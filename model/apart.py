@@ -169,6 +169,8 @@ def without(
     def edit(part: Part) -> Edit:
         if means is None:
             return torch.zeros_like
+        if part not in means:
+            raise ValueError(f"means lacks {part}: means(model, tokens) has all parts of a model.")
         mean = means[part]
         return lambda result: mean.to(result).expand(
             *result.shape[:-1], -1

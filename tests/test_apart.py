@@ -770,5 +770,5 @@ def test_a_mean_is_that_of_the_call_whatever_becomes_of_the_means():
     with torch.no_grad(), block:
         assert torch.equal(model(TOKENS), wanted)
     del given[part]
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match=r"means lacks L1 H2: means\(model, tokens\) has all parts"):
         without(model, part, means=given)
