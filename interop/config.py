@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from common.errors import SettingsError, check_types, one_of
 
 PAPERS = (".htm", ".xhtml", ".pdf", ".txt", ".md", ".json")
-MODELS = (".bin", ".ckpt", ".gguf", ".h5", ".mlmodel", ".mlpackage", ".npz", ".onnx", ".pkl", ".pt", ".pte", ".pth")
-MODELS += (".safetensors", ".tflite")
+MODELS = (".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pkl", ".pt", ".pte", ".pth", ".safetensors", ".tflite")
+APPLES = (".mlmodel", ".mlpackage")
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".7z")
 
 
@@ -37,7 +37,7 @@ class ExportConfig:
             one_of("dtype", self.dtype, ("float16", "float32") if self.is_page else ("float32", "bfloat16", "float16"))
         if not self.to:
             raise SettingsError("to= is needed", "give to=FOLDER for Hugging Face, or to=demo.html for a page")
-        if self.to.lower().endswith(PAPERS + MODELS + ARCHIVES):
+        if self.to.lower().endswith(PAPERS + MODELS + APPLES + ARCHIVES):
             remedy = "give its name the ending .html, or none"
             if self.to.lower().endswith(".onnx"):
                 remedy += "; docs/library.md has the lines that make an ONNX file"
