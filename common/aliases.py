@@ -652,7 +652,7 @@ NAMES = {
     ": a prompt is read in one pass; docs/library.md has a cache, which takes it in pieces": """
         n_batch n_ubatch prefill_chunk_size chunked_prefill enable_chunked_prefill prefill_step_size
     """,
-    "stop: ends a sample at a text; docs/library.md has the lines that keep tokens from being drawn": (
+    ": docs/library.md has the lines that keep tokens from being drawn": (
         "logit_bias sequence_bias bad_words bad_words_ids banned_tokens suppress_tokens begin_suppress_tokens"
     ),
     ": there is no beam search, and temperature=0 takes the likeliest token": """
@@ -666,13 +666,11 @@ NAMES = {
         repetition_penalty repeat_penalty repeat_last_n frequency_penalty presence_penalty penalty_alpha
         no_repeat_ngram_size
     """,
-    "prompt: docs/library.md has the lines that guide it by another prompt": "guidance_scale cfg_scale negative_prompt",
-    "results: the texts; docs/library.md has the lines for the log probabilities of their tokens": (
+    ": docs/library.md has the lines that guide a text by another prompt": "guidance_scale cfg_scale negative_prompt",
+    ": docs/library.md has the lines for the log probabilities of tokens": (
         "logprobs prompt_logprobs return_logprobs output_scores output_logits"
     ),
-    "stop: ends a sample at a text; docs/library.md has the lines that allow tokens by a pattern": (
-        "grammar guided_regex guided_json json_schema"
-    ),
+    ": docs/library.md has the lines that allow tokens by a pattern": ("grammar guided_regex guided_json json_schema"),
     "batch_size: samples at a time": "gpu_memory_utilization",
 }
 ALIASES = {theirs: ours for ours, names in NAMES.items() for theirs in names.split()}

@@ -574,6 +574,7 @@ def test_a_setting_of_another_command_is_answered_with_that_command():
             "onnx",
             "here it is to (a folder in Hugging Face's format; docs/library.md has the lines for ONNX)",
         ),
+        ("sample.py", "logit_bias", "docs/library.md has the lines that keep tokens from being drawn"),
         (
             "sample.py",
             "min_new_tokens",
