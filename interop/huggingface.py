@@ -487,7 +487,10 @@ def _check_files(folder: Path, files: list[Path]) -> None:
 
 
 def _check_names(weights: dict[str, Tensor], config: GPTConfig, where: str) -> None:
-    """Raise HuggingFaceError if the weights have names of another program, such as Mistral's or our own."""
+    """Raise HuggingFaceError if the weights have names of another program.
+
+    Mistral, litgpt and a GPT here have other names, and other orders of rows.
+    """
     names = _target(config).weights
     norm = f"{names['blocks']}.0.{names['attention_norm']}.weight"
     if not weights or any(_stored(name, weights) in weights for name in (norm, f"{names['token_embedding']}.weight")):
@@ -737,7 +740,7 @@ def _with_rope(settings: dict[str, Any], n_layer: int, where: str) -> list[bool]
 
 
 def _target(config: GPTConfig) -> Target:
-    """Return a class with the names of the weights of a model that can be exported or imported."""
+    """Return a class whose weights have the names of those of a model with these settings."""
     return GPT2 if config.position == "learned" else LLAMA
 
 

@@ -69,7 +69,10 @@ def parts(model: GPT) -> list[Part]:
 
 
 def part_of(known: list[Part], part: Part) -> Part:
-    """Return which of the parts `part` is, also as a plain tuple; ValueError if it is none of them."""
+    """Return the known part that equals `part`, which may be a plain tuple.
+
+    Raises ValueError if none does.
+    """
     if part in known:
         return known[known.index(part)]
     name = part if isinstance(part, Part) else repr(part)
