@@ -76,6 +76,8 @@ def step_to_texts(record: Record, field: str, format: str, is_there: bool) -> st
     if format == "jsonl" and has_one_line(source):
         is_export = bool(names) and is_named(source, "json")
         table = records_within(source, field) if is_export else rows_within(fields, field)
+        if not table and is_named(source, "json"):
+            table = lists_within(fields, field)
         if table:
             return f"{jq(source, table)} makes a line of each row"
 
@@ -121,12 +123,14 @@ def has_one_line(file: str) -> bool:
 
 
 def records_within(file: str, field: str) -> str:
-    """Return jq's program that makes records of a file with a JSON object; "" for others.
+    """Return jq's program that makes records of a file of JSON; "" if it has none.
 
-    They are its table, or else its longest list of objects.
+    They are an object's table, its longest list of objects or else of lists, or the lists of an array.
     """
     with opened_text(file) as stream, suppress(ValueError, RecursionError):
         whole = json.loads(stream.read(LARGEST_ARRAY), parse_int=whole_number)
+        if isinstance(whole, list) and has_lists(whole):
+            return f".[] | {joined_strings(field)}"
         if not isinstance(whole, dict):
             return ""
         table = rows_within(whole, field)
@@ -139,7 +143,29 @@ def records_within(file: str, field: str) -> str:
         }
         if lists:
             return f"{path_of(whole, max(lists, key=lambda name: lists[name]))}[]"
+        return lists_within(whole, field)
     return ""
+
+
+def lists_within(whole: dict[str, Any], field: str) -> str:
+    """Return jq's program that makes records of an object's longest list of lists, or "".
+
+    So are conversations: {"conversations": [["Hello", "Hi"], …]}. A list of strings alone may be a single one.
+    """
+    sizes = {name: len(value) for name, value in whole.items() if isinstance(value, list) and has_lists(value)}
+    if not sizes:
+        return ""
+    return f"{path_of(whole, max(sizes, key=lambda name: sizes[name]))}[] | {joined_strings(field)}"
+
+
+def has_lists(value: list[Any]) -> bool:
+    """Return whether a list has only lists, with strings in them."""
+    return all(isinstance(item, list) for item in value) and '"' in json.dumps(value)
+
+
+def joined_strings(field: str) -> str:
+    """Return jq's program that makes a record of all strings in a value."""
+    return f'{{{json.dumps(field)}: [.. | strings] | join("\\n")}}'
 
 
 def rows_within(whole: dict[str, Any], field: str) -> str:

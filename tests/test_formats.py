@@ -589,6 +589,28 @@ def test_the_export_of_a_chat_has_the_same_command_in_one_line_and_in_many(tmp_p
     assert read(tmp_path / "LINES.jsonl", text_field="content")[0] == STORIES
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("name", ["", "conversations"])
+def test_lists_within_one_file_of_json_have_the_command_that_makes_a_text_of_each(tmp_path, name, indent):
+    """As ChatterBot exports conversations: in one line the command joined all of them to one text."""
+    talks = [["Why?", story, "Ah."][: 2 + len(story) % 2] for story in STORIES]
+    whole = {"tags": ["a", "b"], "sizes": [[1], [2], [3], [4]], name: talks} if name else talks
+    (tmp_path / "a.json").write_text(json.dumps(whole, indent=indent))
+    try:
+        said = read(tmp_path / "a.json")[1].note_lines()[0]
+    except DataError as error:
+        said = f"({error.remedy}"
+    command = re.search(r"\((jq .*?) makes", said)[1].replace("FILE", "a.json").replace("a.lines", "LINES")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    assert read(tmp_path / "LINES.jsonl")[0] == ["\n".join(talk) for talk in talks]
+    # A record of JSON lines is a document with all its strings, and strings alone may be one conversation.
+    for name, record in (("b.jsonl", {"turns": talks}), ("b.json", {"turns": talks[0]})):
+        (tmp_path / name).write_text(json.dumps(record) + "\n")
+        with pytest.raises(DataError, match="joins the strings in turns"):
+            read(tmp_path / name)
+
+
 TABLES = {
     "columns": {"id": {"0": 1, "1": 2}, "text": {"0": "one", "1": "two\nlines"}},
     "a column": {"text": {"7": "one", "8": "two\nlines"}},
