@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from common.settings import build
 from common.text import flat
 from data.batches import Batch, sequences_at
 from data.config import DataConfig, TokenizerConfig, check_source
-from data.prepare import TOLD_SHARE, learned_share, prepare, prepared
+from data.prepare import FOLDER, TOLD_SHARE, learned_share, prepare, prepared
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
@@ -287,7 +288,12 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]
     remedy = "give a text with data.path=..."
     if not has_split(checkpoint):
         remedy += ", or with against=... a run trained here"
-        raise DataError(f"{path} was not trained here and has no validation split", remedy)
+        fault = "was not trained here and has no validation split"
+        if FOLDER.fullmatch(meta.data):  # its own data.cache_dir may have the tokens
+            cache = Path(DataConfig().cache_dir, "tokens")
+            fault = f"is not where it was trained, and its validation split is not in {cache}"
+            remedy = f"copy {meta.data} there from the folder tokens of its data.cache_dir, {remedy}"
+        raise DataError(f"{path} {fault}", remedy)
     source = data_config(checkpoint)
     with readable(path):
         tokenizer = build(TokenizerConfig, meta.config["tokenizer"])

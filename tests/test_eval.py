@@ -20,10 +20,11 @@ import generation.score
 from cli.eval import score_checkpoints, scoring_params
 from common.errors import CheckpointError, DataError, SettingsError
 from data.config import DataConfig, TokenizerConfig
+from data.prepare import prepare
 from data.texts import LEFT_OUT
 from data.tokenizer import gzip_bits, make_tokenizer, train_bpe
 from generation.config import EvalConfig, TextConfig
-from generation.score import Scores, ScoringParams, compare, has_split, score
+from generation.score import Scores, ScoringParams, compare, has_split, score, validation_split
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from runs.metrics import Evaluation
 from train import train
@@ -335,7 +336,7 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
     train_config.max_steps = train_config.eval_interval = 1
     train(train_config)
     shutil.copytree(train_config.run_dir, tmp_path / "copy", symlinks=True)
-    with pytest.raises(DataError, match="was not trained here"):
+    with pytest.raises(DataError, match="is not where it was trained"):
         score_checkpoints(EvalConfig(checkpoint=str(tmp_path / "copy")))
     changes = {"no validation split to score": lambda: text_file.write_text("another text. " * 900)}
     for message, change in (changes | {r"cannot be read .*give a text with data\.path": text_file.unlink}).items():
@@ -343,6 +344,22 @@ def test_a_validation_split_that_is_gone_changed_or_anothers_is_refused_in_a_sen
         shutil.rmtree(tmp_path / "cache")
         with pytest.raises(DataError, match=message):
             score_checkpoints(EvalConfig(checkpoint=train_config.run_dir))
+
+
+def test_a_moved_run_with_a_cache_of_its_own_is_told_what_to_copy_where(text_file, tmp_path, monkeypatch):
+    """It was not trained here, said the sentence, and had no validation split."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    alone = open_checkpoint(str(save(tmp_path / "alone", 1)))
+    with pytest.raises(DataError, match="was not trained here and has no validation split: give a text"):
+        validation_split(alone)
+    source = DataConfig(source="files", path=str(text_file), cache_dir=str(tmp_path / "own"))
+    data = prepare(source, TokenizerConfig(name="byte"))
+    moved = replace(alone, meta=replace(alone.meta, data=data.fingerprint))
+    with pytest.raises(DataError, match="is not where it was trained") as caught:
+        validation_split(moved)
+    there, name = re.search(r"split is not in (\S+): copy (\S+) there", str(caught.value)).groups()
+    shutil.copytree(tmp_path / "own/tokens" / name, Path(there).expanduser() / name)
+    assert validation_split(moved)[1].tolist() == data.val.tolist()
 
 
 @pytest.mark.long
