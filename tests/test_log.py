@@ -419,6 +419,19 @@ def test_the_log_of_a_run_begins_with_what_was_said_of_its_text(train_config, tm
     assert lines[2].startswith("text  ")
 
 
+def test_patience_that_no_evaluation_can_exhaust_is_told(train_config):
+    """Such a run was said to take fewer steps, perhaps."""
+    with open_run(replace(train_config, sample_tokens=0)) as run:
+        for steps, interval, patience in ((20, 150, 3), (40, 10, 3), (40, 10, 2), (41, 10, 3), (12, 1, 11)):
+            # By hand: the step at which a run ends whose first evaluation is its best.
+            scored = [step for step in range(1, steps + 1) if step % interval == 0 or step == steps]
+            is_sooner = len(scored) > patience and scored[patience] < steps
+            config = replace(run.config, max_steps=steps, eval_interval=interval, patience=patience)
+            line = describe(config, run.data, run.model)[-1]
+            said = f" (patience={patience} cannot end it sooner, for eval_interval={interval} makes {len(scored)} eval"
+            assert (f", fewer if {patience} evaluations in a row" in line, said in line) == (is_sooner, not is_sooner)
+
+
 def test_bytes_are_advised_where_most_tokens_of_bpe_are_rare(train_config):
     with open_run(replace(train_config, sample_tokens=0)) as run:
         for name, ids in (

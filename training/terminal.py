@@ -221,7 +221,13 @@ def describe(config: TrainConfig, data: Dataset, model: GPT) -> list[str]:
         lines = [f"task      {config.data.source}: {counted}, {data.vocab_size:,} ids; {HELD_OUT:,} sequences held out"]
 
     if config.patience:
-        length += f", fewer if {plural(config.patience, 'evaluation')} in a row bring no better loss"
+        evaluations = math.ceil((config.max_steps or 0) / config.eval_interval)
+        # The first one is always better, and the last one ends the run in any case.
+        if config.max_steps and evaluations <= config.patience + 1:
+            made = f"eval_interval={config.eval_interval} makes {plural(evaluations, 'evaluation')}"
+            length += f" (patience={config.patience} cannot end it sooner, for {made})"
+        else:
+            length += f", fewer if {plural(config.patience, 'evaluation')} in a row bring no better loss"
 
     # Describe the model. The heads are counted in a layer, because some forms have one for any n_head.
     parts = count_parameters(model)
