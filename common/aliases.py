@@ -281,9 +281,10 @@ NAMES = {
         cooldown_steps cooldown_frac cooldown_fraction stable_steps num_stable_steps warmdown_iters warmdown_steps
         warmdown_ratio
     """,
-    "schedule: docs/training.md begins another period by resume=RUN and more steps": (
-        "num_cycles period_lengths cycle_length lr_restarts"
-    ),
+    "schedule: warmup_stable_decay, of which docs/training.md begins another period by resume=RUN and more steps": """
+        num_cycles num_periods period_lengths cycle_length cycle_steps cycle_mult first_cycle_steps lr_restarts restarts
+        num_restarts warm_restarts t_0 t_mult
+    """,
     "schedule: the rate follows the step alone; patience=3 ends a run": "reduce_lr_on_plateau",
     "max_steps": """
         max_iters num_iterations train_iters train_steps training_steps num_train_steps num_training_steps
@@ -530,7 +531,7 @@ NAMES = {
     "keep_checkpoints: the best is kept besides, and sample.py takes it": "load_best_model_at_end",
     "keep_checkpoints: the best checkpoint is always kept": "always_save_checkpoint",
     "keep_checkpoints: the best, which is kept besides, is that with the lowest validation loss": (
-        "metric_for_best_model greater_is_better monitor"
+        "metric_for_best_model greater_is_better monitor early_stopping_metric early_stopping_monitor early_stop_metric"
     ),
     "keep_checkpoints: docs/sweeps.md removes the state of the optimizers, without which no run continues": (
         "save_only_model save_weights_only no_save_optim"
@@ -717,7 +718,11 @@ VALUES = {
     "schedule": {
         "warmup_stable_decay: schedule.decay_fraction=1 falls from the warm-up on": "linear",
         "warmup_stable_decay: schedule.decay_fraction is the share of the decay": "wsd trapezoidal",
-        "warmup_stable_decay: docs/training.md begins another period by resume=RUN and more steps": "wsds",
+        "warmup_stable_decay: docs/training.md begins another period by resume=RUN and more steps": """
+            wsds cosine_with_restarts cosine_restarts cosine_decay_restarts cosine_warm_restarts sgdr
+            cosine_annealing_warm_restarts cosine_annealing_with_restarts cosineannealingwarmrestarts
+            cosine_with_hard_restarts cosine_hard_restarts cosine_with_warm_restarts cyclic cyclical
+        """,
         "constant: it has a warm-up": "constant_with_warmup none",
         "cosine: it has a warm-up": "cosine_with_warmup cosine_annealing cosineannealinglr",
         "cosine: schedule.final_factor is the last rate as a share of the peak": "cosine_with_min_lr",

@@ -377,6 +377,9 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "model=/etc/passwd": "model=/etc/passwd does not exist: choose model from gpt2",
     "tokenizer=char": "tokenizer=char does not exist: choose tokenizer=byte (one token a byte, so a letter",
     "tokenizer=my/tokenizer.json": "; a file of another tokenizer is read only with its model, by init_from=hf:FOLDER",
+    "schedule=cosine_with_restarts": "does not exist: choose schedule=warmup_stable_decay (docs/training.md begins",
+    "schedule=cosine schedule.T_0=10": "here it is schedule (warmup_stable_decay, of which docs/training.md begins",
+    "early_stopping_metric=val_acc": "here it is keep_checkpoints (the best, which is kept besides, is that",
     "schedule=Linear": "schedule=Linear does not exist: choose schedule=warmup_stable_decay (",
     "model=gpt2-xl": "model=gpt2-xl does not exist: choose model=gpt2_xl (",
     "-m hydra/launcher=x": "hydra/launcher=x does not exist: choose hydra/launcher from",
@@ -492,6 +495,8 @@ def test_an_option_of_another_trainer_is_answered_with_one_of_ours(tmp_path, mon
         factors = [schedule_factor(period, step, step / steps, steps) for step in range(begin, steps + 1)]
         assert factors[:-200] == pytest.approx([1] * (steps - begin - 199))
         assert factors[-201:] == pytest.approx([1 - number / 200 for number in range(201)])
+    # A cosine begins none: step 1000 of 2000 is its middle.
+    assert schedule_factor(ScheduleConfig(name="cosine", warmup_steps=0), 1000, 0.5, 2000) == pytest.approx(0.5)
     # What is said of linear: from the warm-up on the rate falls by the same amount in each step.
     linear = ScheduleConfig(warmup_steps=5, decay_fraction=1.0)
     factors = [schedule_factor(linear, step, step / 25, 25) for step in range(5, 26)]
