@@ -126,7 +126,22 @@ def hidden_sign(text: str) -> str:
 def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | None = None) -> Schema:
     """Return the `schema` object of NAME=VALUE arguments, which change `base` or the defaults."""
     values = {} if base is None else flat(asdict(base))  # type: ignore[call-overload]
-    return build(schema, values | parse_overrides(arguments, setting_hints(schema)))
+    typed = parse_overrides(arguments, setting_hints(schema))
+    settings = build(schema, values | typed)
+    tell_brackets(schema, typed)
+    return settings
+
+
+def tell_brackets(schema: type, typed: dict[str, str]) -> None:
+    """Tell of lists of a single text without quotes, such as stop=[INST].
+
+    The text may be meant with its brackets.
+    """
+    hints = setting_hints(schema)
+    for name, value in typed.items():
+        if hints.get(name) == list[str] and re.fullmatch(r"""\[[^][{},"']+\]""", value):
+            whole = shlex.quote(f"{name}={json.dumps([value], ensure_ascii=False)}")
+            log.warning("%s=%s is a list of the text %s: %s has the brackets.", name, value, value[1:-1].strip(), whole)
 
 
 def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
@@ -197,9 +212,13 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
 
 
 def quoted_list(value: Any) -> str:
-    """Return a list of texts with quotes around each, "" if it is none: [".","!"] for [.,!]."""
+    """Return a list of texts with quotes around each, "" if it is none: [".","!"] for [.,!].
+
+    A text may have brackets of its own: ["[A]","[B]"] for [[A],[B]].
+    """
     items = str(value)[1:-1].split(",")
-    is_list = str(value)[:1] == "[" and str(value)[-1:] == "]" and not {*"".join(items)} & {*"[]{}'\""}
+    bare = [item.strip()[1:-1] if re.fullmatch(r"\s*\[.*\]\s*", item) else item for item in items]
+    is_list = str(value)[:1] == "[" and str(value)[-1:] == "]" and not {*"".join(bare)} & {*"[]{}'\""}
     if not is_list or not all(items):
         return ""
     quoted = "[{}]".format(",".join(f'"{item.strip()}"' for item in items))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
 import re
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path, PureWindowsPath
@@ -668,7 +670,8 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ("eval.py", "checkpoint=a notes.txt”", "which has U+201D (RIGHT DOUBLE QUOTATION MARK): type it anew"),
         ("eval.py", "checkpoint=a über.txt", "cannot read 'über.txt': settings are typed NAME=VALUE"),
         ("sample.py", "stop=[a", "stop=[a is not a list of texts, as in '[a,b]'"),
-        ("sample.py", "stop=[[a]]", "stop=[[a]] is not a list of texts"),
+        ("sample.py", "stop=[[a]]", """stop=[[a]] is not a list of texts, as in '[a,b]': write 'stop=["[a]"]'"""),
+        ("sample.py", "stop=[[S1],[/S1]]", """write 'stop=["[S1]","[/S1]"]'"""),
         ("sample.py", r"stop=[\d,!]", r"""write 'stop=["\\d","!"]'"""),
         ("sample.py", "interactive=true prompt=a", "prompt=a and interactive=true are given: choose one"),
         ("sample.py", "--top_k=4", "settings are typed NAME=VALUE, without dashes"),
@@ -697,6 +700,22 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
 def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed, said):
     with pytest.raises(SettingsError, match=re.escape(said)):
         from_arguments(SCHEMAS[script], typed.split())
+
+
+@pytest.mark.parametrize("value", ["[S2]", "[/INST]", "[S 2]", r"[a\d]"])
+def test_a_single_text_in_brackets_is_a_list_of_it_which_is_told_with_the_list_that_has_them(value, caplog):
+    """A speaker's mark is so: a sample ended in its bracket."""
+    caplog.set_level(logging.WARNING, "tinygpt")
+    assert from_arguments(SampleConfig, [f"stop={value}"]).stop == [value[1:-1]]
+    said, _, remedy = caplog.messages[0].partition(": ")
+    assert said == f"stop={value} is a list of the text {value[1:-1]}"
+    (typed,) = shlex.split(remedy.removesuffix(" has the brackets."))
+    assert from_arguments(SampleConfig, [typed]).stop == [value]
+    caplog.clear()
+    for other in ("[a,b]", "S2", '["[S2]"]', "['a']", "[]", "[S2] or"):
+        with suppress(SettingsError):
+            from_arguments(SampleConfig, [f"stop={other}"])
+    assert not caplog.messages
 
 
 def test_a_storage_of_optuna_that_is_no_database_is_answered_with_one():
