@@ -164,7 +164,10 @@ def began_with(init_from: str, run: Path, meta: Meta) -> bool:
 
 
 def unlike(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """Return the settings by which a run is known that are not as wanted; both with dotted names."""
+    """Return the settings by which a run is known that are not as wanted.
+
+    Both have dotted names.
+    """
     return [
         name
         for name in found
