@@ -175,9 +175,8 @@ def without(
         if part not in means:
             raise ValueError(f"means lacks {part}: means(model, tokens) has all parts of a model.")
         mean = means[part]
-        return lambda result: mean.to(result).expand(
-            *result.shape[:-1], -1
-        )  # its last axis stays, for apply() to check
+        # The last axis stays, for apply() to check.
+        return lambda result: mean.to(result).expand(*result.shape[:-1], -1)
 
     known = parts(model)
     return edited(model, {part: edit(part) for part in (part_of(known, given) for given in off)})
