@@ -310,6 +310,29 @@ def test_settings_that_change_the_result_are_named_and_refused_and_others_may_ch
 
 
 @pytest.mark.slow
+def test_a_run_that_goes_on_with_another_text_describes_it(train_config, tmp_path, caplog):
+    """Nothing told that the new text had a part of what is held out."""
+    own = [" ".join(f"{word}{number}" for word in range(40)) for number in range(10, 30)]
+    others = [text[::-1] for text in own]
+    (tmp_path / "held.txt").write_text("<|endoftext|>".join(own))
+    (tmp_path / "text.txt").write_text("<|endoftext|>".join(others))
+    data = replace(train_config.data, path=f"{tmp_path}/text.txt", val_path=f"{tmp_path}/held.txt")
+    config = replace(train_config, data=data, max_steps=1, eval_interval=1, sample_tokens=0)
+    train(config)
+    assert "20 documents" in caplog.text
+    (tmp_path / "text.txt").write_text("<|endoftext|>".join(others + own[:5]))
+    caplog.clear()
+    train(replace(config, resume=config.run_dir, max_steps=2, allow_changes=True))
+    assert "resuming at step 1" in caplog.text
+    described = re.search(r"(?m)text      .*: 1 file, 25 documents, .*, ([\d.]+)% of it also in", caplog.text)
+    share = 100 * sum(map(len, own[:5])) / sum(map(len, own))
+    assert described and float(described[1]) == pytest.approx(share, abs=0.5)
+    caplog.clear()
+    train(replace(config, resume=config.run_dir, max_steps=3))
+    assert "documents, " not in caplog.text, "of the same text nothing is told again"
+
+
+@pytest.mark.slow
 def test_a_run_of_a_small_vocabulary_goes_on_with_a_text_that_has_more_tokens(train_config, text_file):
     """The vocabulary that it inherits was refused: a tokenizer of the new text, which it never takes, had more ids."""
     config = replace(train_config, tokenizer=TokenizerConfig(name="bpe", vocab_size=2048), max_steps=1)

@@ -183,6 +183,8 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         if is_same_text and encoding:
             log.warning("the tokens of the text are another tokenizer's by now: the run goes on with its own.")
             saved = Saved(saved.path, replace(saved.meta, data=data.fingerprint))
+    if saved and ranks.is_first and isinstance(data, TokenDataset) and saved.meta.data != data.fingerprint:
+        log.info("text      %s", data.description)  # of a new run the terminal tells it
     before = saved.meta if saved else pretrained_meta(config.init_from)
     texts = before.texts if before else texts_of_theirs(config.init_from)
     learned = None
