@@ -590,6 +590,7 @@ def test_the_check_of_a_modifier_that_is_of_float32_alone_ends_in_a_sentence(tmp
     ("body", "said"),
     [
         ("y * (self.used / (self.used - 1))", "^attention=sdpa\\+idle gives infinity or NaN: look at its divisions"),
+        ("y * (1 + (self.used - 1).abs().sqrt())", "^attention=sdpa\\+idle has a gradient of infinity or NaN: look"),
         (
             "(self.__dict__.setdefault('n', []).append(1), y * self.used * len(self.n))[1]",
             "two results for the same tok",
@@ -610,6 +611,43 @@ def test_a_mistake_of_an_own_modifier_ends_in_a_sentence_of_the_check_and_of_a_r
     elif "bfloat16" not in body:
         with pytest.raises(SettingsError, match=said), explained(str(file)):
             try_code(TrainConfig(model=GPTConfig(attention="sdpa+idle")), Ranks())
+
+
+OWN_BELL = f"""{BEGINNING}
+from model.attention.contract import from_weights
+import torch
+@form("bell")
+@from_weights
+def bell(scores):
+    weights = torch.exp(-((scores - scores.amax(-1, keepdim=True)) ** 2))
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+
+@form("filled_bell")
+@from_weights
+def filled_bell(scores):
+    hidden = scores == -torch.inf
+    highest = scores.amax(-1, keepdim=True)
+    weights = torch.exp(-((scores.masked_fill(hidden, 0) - highest) ** 2)).masked_fill(hidden, 0)
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+"""
+
+
+def test_a_form_whose_gradient_is_not_finite_at_a_hidden_key_is_refused(tmp_path):
+    """Its weights are right, and its gradient at a score of -inf is 0 · inf: no step of a run changed anything."""
+    (tmp_path / "own.py").write_text(OWN_BELL)
+    run_code(str(tmp_path / "own.py"))
+    scores = torch.tensor([0.5, -torch.inf], requires_grad=True)
+    weights = torch.exp(-((scores - scores.amax()) ** 2))
+    assert weights.tolist() == [1, 0] and torch.autograd.grad(weights.sum(), scores)[0].isnan().all(), "the case"
+    for refuses in (partial(check.main, ["bell"]), partial(try_code, of_form("bell"), Ranks())):
+        with pytest.raises(SettingsError, match="attention=bell has a gradient of infinity or NaN: .*-inf of a hidden"):
+            refuses()
+    try_code(of_form("filled_bell"), Ranks())
+
+
+def of_form(attention: str) -> TrainConfig:
+    """Return the settings of a run with a form."""
+    return TrainConfig(model=GPTConfig(attention=attention))
 
 
 def test_a_modifier_for_another_number_of_heads_is_told_the_sizes_that_it_met(tmp_path):
@@ -785,7 +823,7 @@ LATE = (
 @pytest.mark.parametrize(("least", "is_refused"), [(0.0, True), (1e9, False)])
 def test_a_layer_that_learns_to_see_the_future_is_refused_after_training(tmp_path, monkeypatch, least, is_refused):
     (tmp_path / "late.py").write_text(LATE.replace("LEAST", str(least)))
-    monkeypatch.setattr("training.start.moved_layer", lambda config: make_attention(config).eval())
+    monkeypatch.setattr("training.start.tried_layer", lambda config: make_attention(config).eval())
     asked = ["attention=hidden", f"code={tmp_path / 'late.py'}", *tiny(tmp_path, max_steps=4), "model.dropout=0.1"]
     asked = [word.replace("tokenizer=", "tokenizer.name=") for word in asked]
     config = from_arguments(TrainConfig, [*asked, f"run_dir={tmp_path / 'run'}"])

@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ import common.files
 import train as train_module
 from common.errors import CheckpointError, SettingsError
 from runs import checkpoint as checkpoints
-from runs.checkpoint import load_checkpoint, open_checkpoint, verify_checkpoint
+from runs.checkpoint import Progress, load_checkpoint, open_checkpoint, verify_checkpoint
 from runs.directory import make_run_directory
 from runs.summary import read_summary
 from train import train
@@ -433,9 +435,29 @@ def test_a_run_that_diverged_names_the_best_weights_beside_the_latest(train_conf
     ],
 )
 def test_a_run_that_diverged_names_the_remedies_that_would_change_it(train_config, monkeypatch, changed, remedies):
-    plant_nan(monkeypatch, range(100), "loss")
+    plant_nan(monkeypatch, range(1, 100), "loss")
     with pytest.raises(SettingsError) as raised:
         train(replace(train_config, max_skipped_steps=2, sample_tokens=0, **changed))
+    assert raised.value.remedy == remedies
+
+
+@pytest.mark.parametrize(
+    ("changed", "steps", "remedies"),
+    [
+        ({"code": "own.py", "grad_clip": 5.0}, 10, "look at the gradients of code=own.py, or set precision=fp32"),
+        ({"init_from": "run"}, 10, "begin with other weights than init_from=run, or set precision=fp32"),
+        ({}, 10, "choose another attention than sdpa, or set precision=fp32"),
+        ({"code": "own.py", "grad_clip": 5.0}, 11, "lower optimizer.lr=0.02, or set grad_clip=1 or precision=fp32"),
+    ],
+)
+def test_before_the_first_update_no_rate_is_at_fault(changed, steps, remedies):
+    """A form of one's own whose gradient was NaN got the remedy of lower rates, under which nothing changed."""
+    run = Mock(config=TrainConfig(**changed), progress=Progress(step=steps), dtype=torch.bfloat16, scale_can_fall=False)
+    run.skipped = torch.tensor([10, 10])
+    run.suspects_at_first = partial(Run.suspects_at_first, run)
+    run.checkpointer.last.return_value = None
+    with pytest.raises(SettingsError, match=f"first in step {steps - 9}: ") as raised:
+        Run.check_skipped_steps(run)
     assert raised.value.remedy == remedies
 
 

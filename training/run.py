@@ -256,6 +256,7 @@ class Run:
 
         # Find the problem, if there is one.
         in_a_row = progress.skipped_in_a_row
+        is_new = 0 < in_a_row == progress.step  # no step has changed a weight
         if in_a_row >= config.max_skipped_steps + (HALVINGS if self.scale_can_fall else 0):
             first = progress.step - in_a_row + 1
             problem = f"loss or gradient was not finite in {plural(in_a_row, 'step')} in a row, first in step {first}"
@@ -267,9 +268,12 @@ class Run:
             return
 
         # Name the remedies that would change something, and the checkpoints. A run may have been on the way to this
-        # when it wrote the latest.
-        safer = {"grad_clip=1": not 0 < config.grad_clip <= 1, "precision=fp32": self.dtype != torch.float32}
-        remedy = f"lower {config.optimizer.suspects()}"
+        # when it wrote the latest. Rates and clipping change nothing before the first update.
+        safer = {
+            "grad_clip=1": not is_new and not 0 < config.grad_clip <= 1,
+            "precision=fp32": self.dtype != torch.float32,
+        }
+        remedy = self.suspects_at_first() if is_new else f"lower {config.optimizer.suspects()}"
         if any(safer.values()):
             remedy += f", or set {' or '.join(filter(safer.get, safer))}"
         self.checkpointer.wait()
@@ -280,6 +284,15 @@ class Run:
             if best != last.name and self.checkpointer.has(progress.best_step):
                 remedy += f", the best in {best}"
         raise SettingsError(problem, remedy)
+
+    def suspects_at_first(self) -> str:
+        """Return the remedy for a run whose first loss or gradient is not finite."""
+        config = self.config
+        if config.code:
+            return f"look at the gradients of code={config.code}"
+        if config.init_from:
+            return f"begin with other weights than init_from={config.init_from}"
+        return f"choose another attention than {config.model.attention}"
 
     @property
     def scale_can_fall(self) -> bool:

@@ -31,7 +31,7 @@ from data.prepare import TOLD_SHARE, learned_share, prepare, prepared, tokens_ha
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer, same_tokens
-from model.attention.check import moved_layer, refuse_leak, unreached
+from model.attention.check import refuse_leak, tried_layer, unreached
 from model.attention.code import explained
 from model.cpu import freed_memory_kept
 from model.gpt import GPT
@@ -527,7 +527,7 @@ def try_code(config: TrainConfig, ranks: Ranks) -> None:
     for layer, name in enumerate(pattern):
         settings = replace(config.model.at(layer), vocab_size=FEWEST_IDS)
         torch.default_generator.manual_seed(0)
-        tried = moved_layer(settings)
+        tried = tried_layer(settings)
         x = torch.randn(3, length, settings.n_embd)
         refuse_leak(name, tried, x)
         untrained = unreached(tried, x[:, :2])

@@ -25,6 +25,7 @@ from model.config import GPTConfig
 B, T, C, H, HKV, WINDOW = 2, 24, 32, 4, 2, 5
 # |a - b| may reach absolute + relative · |b|: a few roundings of the type, over the T terms of a sum.
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2)}
+FINITE = "look at its divisions, roots and logarithms, and at the score -inf of a hidden key"  # a remedy for NaN
 Pairs = list[tuple[Tensor, Tensor]]  # what came out, what should have
 
 
@@ -177,6 +178,18 @@ def moved_layer(config: GPTConfig) -> MultiHeadAttention:
     return layer
 
 
+def tried_layer(config: GPTConfig) -> MultiHeadAttention:
+    """Make a layer, as moved_layer() does; SettingsError if its gradient, at first or then, is not finite."""
+    moved = moved_layer(config)
+    initial = make_attention(config).eval()
+    initial.register_forward_pre_hook(give_tokens)
+    for layer in (initial, moved):
+        found = gradients(layer, example(config)).values()
+        if not all(gradient.isfinite().all() for gradient in found if gradient is not None):
+            raise SettingsError(f"attention={config.attention} has a gradient of infinity or NaN", FINITE)
+    return moved
+
+
 def give_tokens(layer: torch.nn.Module, arguments: tuple) -> tuple:
     """Give a layer token ids, 0 or 1 by the sign of x."""
     x, ctx = (*arguments, AttentionContext())[:2]
@@ -232,14 +245,14 @@ def refuse_leak(attention: str, function: Callable[[Tensor], Tensor], texts: Ten
 @torch.no_grad()
 def check_output(layer: MultiHeadAttention, config: GPTConfig) -> None:
     """Raise SettingsError if a layer's output is not finite, repeatable and of x's shape."""
-    x = torch.eye(6, config.n_embd).view(2, 3, -1)
+    x = example(config)
     y = layer(x)
     attention = f"attention={config.attention}"
     if y.shape != x.shape:
         problem = f"{attention} makes {tuple(y.shape)} of tokens {tuple(x.shape)}"
         raise SettingsError(problem, "return (…, H, T, Dv), a row for each query")
     if not y.isfinite().all():
-        raise SettingsError(f"{attention} gives infinity or NaN", "look at its divisions, roots and logarithms")
+        raise SettingsError(f"{attention} gives infinity or NaN", FINITE)
     if (y - layer(x)).abs().max() > 1e-4:
         raise SettingsError(f"{attention} gives two results for the same tokens", "keep state in ctx.layer_cache()")
     weights_of(layer, *give_tokens(layer, (x,)))
@@ -254,14 +267,24 @@ def weights_of(layer: MultiHeadAttention, x: Tensor, ctx: AttentionContext | Non
     return weights
 
 
+def example(config: GPTConfig) -> Tensor:
+    """Return tokens of two short texts, (2, 3, C)."""
+    return torch.eye(6, config.n_embd).view(2, 3, -1)
+
+
 def unreached(layer: MultiHeadAttention, x: Tensor) -> list[str]:
     """Return the names of the parameters that the gradient of a layer's output does not reach."""
+    return [name for name, gradient in gradients(layer, x).items() if gradient is None]
+
+
+def gradients(layer: MultiHeadAttention, x: Tensor) -> dict[str, Tensor | None]:
+    """Return each parameter's gradient of a layer's output and loss, summed up; None where it does not reach."""
     parameters = dict(layer.named_parameters())
     if not parameters:
-        return []
+        return {}
     y, loss = with_loss(layer, x, None)
-    gradients = torch.autograd.grad(y.sum() + loss, [*parameters.values()], allow_unused=True)
-    return [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
+    found = torch.autograd.grad(y.sum() + loss, [*parameters.values()], allow_unused=True)
+    return dict(zip(parameters, found, strict=True))
 
 
 def combinations() -> Iterator[str]:
@@ -294,7 +317,7 @@ def check_all(attentions: list[str]) -> int:
     """Print the table of some attentions, or of all; return 1 if a check failed."""
     # Try every layer once, before the long work, to find a mistake.
     for attention in attentions:
-        layer = make_layer(attention)
+        layer = tried_layer(small(attention))
         untrained = unreached(layer.double(), torch.randn(B, T, C).double())  # as value+grad does
         if untrained:
             print(f"note: no gradient reaches {', '.join(untrained)} of {attention}\n")
