@@ -4,7 +4,7 @@
 
 CHECKPOINT is a run's folder or a checkpoint, the newest run by default, and TEXT a file or a folder, by default the
 run's validation text. Prints a summary, and writes the figures beside the checkpoint, to step_N.probes.json. Figures of
-heads are lists by layer, then head; a layer without a score matrix has None.
+heads are lists by layer, then head; a layer without a score matrix has None. The summary counts both from 1.
 """
 
 import json
@@ -27,6 +27,7 @@ from common.text import seen_from_here, visible
 from data.batches import document_starts
 from generation.config import EvalConfig, TextConfig
 from generation.score import ScoringParams, learned_task, load_text, token_nats
+from model.apart import Part
 from model.attention.code import run_codes
 from model.gpt import GPT
 from model.heads import Weights, for_each_layer
@@ -175,8 +176,8 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
     copies = f"{induction['first_copy']:.3f} nats/token in {induction['block']} random ids"
     yield f"induction   {copies}, {induction['second_copy']:.3f} when they are repeated"
     if scores:
-        layer, head = max(scores, key=scores.__getitem__)
-        yield f"            highest score {scores[layer, head]:.3f}, layer {layer} head {head}"
+        highest = max(scores, key=scores.__getitem__)
+        yield f"            highest score {scores[highest]:.3f}, {Part(*highest)}"
         share = f"{heads['sink_share']:.0%} of the heads have more than {SINK}"
         yield f"sinks       {heads['sink_mass']:.3f} of the weight is on the first token; {share}"
     # Summarize the loss by position, which only text has.
@@ -189,8 +190,10 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
         yield f"positions   {means} nats/token, the mean of each length's second half"
         if figures["by_position"]["documents"]:
             yield "note        a token sees its own document alone: a position in the window says nothing about length"
+    else:
+        yield "note        the model knows its task alone, not repeated ids: docs/apart.py has its heads at the answers"
     if None in induction["score"]:
-        without = ", ".join(str(layer) for layer, row in enumerate(induction["score"]) if row is None)
+        without = ", ".join(str(layer) for layer, row in enumerate(induction["score"], 1) if row is None)
         yield f"note        layer {without} keeps a state and has no score matrix: its heads are left out"
 
 

@@ -92,10 +92,21 @@ def test_learned_positions_end_where_they_end_and_a_state_has_no_scores():
     heads, induction = hybrid.heads(TOKENS[:16].reshape(1, 16)), hybrid.induction(61)
     assert heads["first"][0] is None and len(heads["first"][1]) == 4 and induction["score"][0] is None
     said = [*probe_lines({"heads": heads, "induction": induction})]
-    assert said[-1] == "note        layer 0 keeps a state and has no score matrix: its heads are left out"
+    assert said[-1] == "note        layer 1 keeps a state and has no score matrix: its heads are left out"
     states = probes(attention="linear")
     found = {"heads": states.heads(TOKENS[:16].reshape(1, 16)), "induction": states.induction(61)}
-    assert found["heads"]["first"] == [None, None] and len([*probe_lines(found)]) == 2
+    assert found["heads"]["first"] == [None, None]
+    assert [line[:12].strip() for line in probe_lines(found)] == ["induction", "note", "note"]
+
+
+def test_the_summary_names_a_head_as_the_pages_do_and_tells_what_a_task_did_not_teach():
+    """A model of data=induction, whose L2 H1 copies, seemed to have no such head: 0.055, layer 1 head 0."""
+    induction = {"first_copy": 2.0, "second_copy": 2.0, "block": 8, "score": [[0.1, 0.2], [0.9, 0.3]]}
+    figures = {"induction": induction, "heads": {"sink_mass": 0.1, "sink_share": 0.0}}
+    said = [*probe_lines(figures)]
+    assert said[1].endswith("highest score 0.900, L2 H1") and "its task alone, not repeated ids" in said[-1]
+    of_text = figures | {"by_position": {"nats": [1.0] * 16, "trained": 16, "documents": False}}
+    assert not any("task" in line for line in probe_lines(of_text))
 
 
 @pytest.mark.long
