@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.errors import SettingsError, at_least, positive
 from common.files import replace_text
 from common.mistakes import answer_help, mistakes_explained
-from common.text import visible
+from common.text import plural, visible
 from docs.estimates import Estimate, holm, t_quantile
 from docs.law import FAILED, Law, at_best_rate
 from docs.recorded import recorded_jobs
@@ -26,6 +26,7 @@ from sweeps.leaderboard import COLUMNS, FORMATS, Job, csv_text, markdown_lines, 
 
 SIZE = "model.n_embd"
 RATE = "optimizer.lr"
+END = "(end)"  # beside a best rate at an end of those that were tried
 SPEED = "× tokens/s"
 SPEED_ERROR = "± × tokens/s"
 MATCHINGS = ("tokens", "FLOPs", "seconds")
@@ -181,7 +182,7 @@ class Comparison:
         seeds = set.intersection(*map(set, lengths))
         points = {figure_of(p, "tokens"): statistics.fmean(p[seed].bpb for seed in seeds) for p in lengths if seeds}
         if len(points) < LENGTHS:
-            problem = f"The baseline{at(size)} is finished at {len(points)} lengths with the same seeds"
+            problem = f"The baseline{at(size)} is finished at {plural(len(points), 'length')} with the same seeds"
             self.notes.append(f"{problem}; its law, for equal FLOPs and seconds, needs {LENGTHS}.")
             return None
 
@@ -238,7 +239,7 @@ class Comparison:
         # Add the learning rates, if they are swept, and measured figures.
         rates = sorted(pick.rate for pick in used)
         if rates[-1]:
-            ends = " (end)" if any(pick.at_end for pick in used) else ""
+            ends = f" {END}" if any(pick.at_end for pick in used) else ""
             shown = dict.fromkeys((f"{rates[0]:.3g}", f"{rates[-1]:.3g}"))
             row.cells[RATE] = " to ".join(shown) + ends
         for column in COLUMNS:
@@ -344,7 +345,9 @@ def compare(folder: Path) -> str:
     """Write comparison.md and comparison.csv into a sweep's folder; return the text to print."""
     comparison = Comparison(folder)
     table = comparison.table()
-    notes = [*comparison.notes, "(end): the rates tried end there, and the best may lie beyond."]
+    notes = comparison.notes
+    if any(END in cell for row in table for cell in row):
+        notes = [*notes, f"{END}: the rates tried end there, and the best may lie beyond."]
     text = "\n".join([*markdown_lines(table), *(f"\n{note}" for note in notes)]) + "\n"
     replace_text(folder / "comparison.md", text)
     replace_text(folder / "comparison.csv", csv_text(table))
