@@ -161,8 +161,8 @@ class GPTConfig(AttentionConfig):
     approximation that GPT-2 was trained with; on a CPU it takes six times as long. A model has one in each block;
     docs/apart.md freezes them at zero, so that attention alone is left."""
     n_inner: int | None = None
-    """Hidden width of the MLP; when null 4 × n_embd, or for swiglu about 8/3 × n_embd.
-    swiglu's width is rounded up to a multiple of 64; its three matrices then hold about as many weights."""
+    """Hidden width of the MLP, taken as it is typed; when null 4 × n_embd, or for swiglu about 8/3 × n_embd.
+    That is rounded up to a multiple of 64: its three matrices hold about as many weights as the two of another MLP."""
     dropout: float = 0.0
     """Probability of dropping a channel of an embedding or of a layer's output, in training.
     A layer adds its output to the residual stream."""

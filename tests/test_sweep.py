@@ -387,13 +387,17 @@ def test_a_program_counts_missing_values_as_a_group_of_their_own(odd_values):
 
 @pytest.mark.slow
 def test_the_lines_of_pandas_take_finished_jobs_alone(tmp_path):
-    """Those of docs/sweeps.md, on a table with a job that was stopped and one that failed after an evaluation."""
+    """Those of docs/sweeps.md, on a table with a job that was stopped and one that failed after an evaluation.
+
+    The deviation over the seeds was that over the rates too, 2.2174 of four runs.
+    """
     pytest.importorskip("pandas")
     pytest.importorskip("jinja2")
-    jobs = [("sdpa", 1, 1.0), ("sdpa", 2, 2.0), ("mla", 1, 4.0), ("mla", 2, 6.0), ("sdpa", 3, 90.0), ("mla", 3, 90.0)]
-    for number, (attention, seed, bpb) in enumerate(jobs):
-        status = ["stopped", "failed"][number - 4] if number > 3 else "finished"
-        typed = [f"attention={attention}", f"seed={seed}", f"optimizer.lr={bpb / 100}", f"model.n_layer={seed}"]
+    figures = [(0.01, 1, 1.0), (0.01, 2, 2.0), (0.02, 1, 4.0), (0.02, 2, 6.0), (0.01, 3, 90.0), (0.02, 3, 90.0)]
+    jobs = [(attention, *row) for attention in ("mla", "sdpa") for row in figures]
+    for number, (attention, rate, seed, bpb) in enumerate(jobs):
+        status = ["stopped", "failed"][rate == 0.02] if seed == 3 else "finished"
+        typed = [f"attention={attention}", f"seed={seed}", f"optimizer.lr={rate}", f"model.n_layer={seed}"]
         put_job(tmp_path, number, *typed, status=status, val_bpb=bpb)
     write_leaderboard(tmp_path)
     page = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
@@ -403,9 +407,10 @@ def test_the_lines_of_pandas_take_finished_jobs_alone(tmp_path):
         for block in re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
             if "leaderboard.csv" in block:
                 exec(block, names)
-    latex = re.findall(r"(\w+) & ([\d.]+) & ([\d.]+) & (\d+)", printed[0])
-    assert latex == [("mla", "5.0000", "1.4142", "2"), ("sdpa", "1.5000", "0.7071", "2")]
-    assert printed[1:] == ["optimizer.lr 5.0", "model.n_layer 1.5", "seed 1.5"]
+    latex = re.findall(r"(\w+) & ([\d.]+) & ([\d.]+) & ([\d.]+) & (\d+)", printed[0])
+    means = [("0.0100", "1.5000", "0.7071", "2"), ("0.0200", "5.0000", "1.4142", "2")]
+    assert latex == [(attention, *row) for attention in ("mla", "sdpa") for row in means]
+    assert printed[1:] == ["optimizer.lr 3.5", "model.n_layer 1.5", "seed 1.5"]
 
 
 def test_failed_jobs_are_at_the_bottom_with_their_reason_and_unfinished_ones_marked(tmp_path):
