@@ -747,6 +747,15 @@ def test_the_commands_of_the_page_divide_a_text_into_three_parts(tmp_path):
     assert test != sorted(test)
 
 
+def test_the_command_of_the_page_leaves_out_running_heads_and_joins_divided_words(tmp_path):
+    pages = ["1 A Tale\n\nThe old fa-\nther saw Nord-\nKorea –\nand 3-\n4 cats, a mü-\nßig", "A Tale 2\nday in won-\n"]
+    (tmp_path / "pdf.txt").write_text("\n\f".join([*pages, "3 A Tale\nderland.\n\f"]), encoding="utf-8")
+    command = command_of_the_page("python -c 'import re, sys\npages", "> book.txt")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    meant = "The old father saw Nord-\nKorea –\nand 3-\n4 cats, a müßig\nday in wonderland.\n"
+    assert (tmp_path / "book.txt").read_text(encoding="utf-8").rstrip("\n") == meant.rstrip("\n")
+
+
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 def test_json_that_was_escaped_twice_is_told_and_the_command_of_the_page_mends_it(tmp_path):
     (tmp_path / "twice.jsonl").write_text(json.dumps({"id": 1, "text": json.dumps("One.\nTwo")[1:-1]}) + "\n")
@@ -781,8 +790,11 @@ def test_samples_whose_prompts_are_left_out_are_told_with_the_command_that_joins
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
-def test_the_command_of_the_page_joins_two_columns_of_a_table(tmp_path):
-    table = '\ufeffquestion,id,answer\r\n"Who is ""Tom, or Jerry""?",1,"One.\nTwo"\r\nété?,2,oui\r\n'
+@pytest.mark.parametrize("sign", [",", ";", "\t"])
+def test_the_command_of_the_page_joins_two_columns_of_a_table(tmp_path, sign):
+    """With semicolons all its texts were a line end."""
+    table = '\ufeffquestion;id;answer\r\n"Who is ""Tom, or Jerry""?";1;"One.\nTwo"\r\nété?;2;oui\r\n'
+    table = table.replace(";", sign)
     (tmp_path / "faq.csv").write_bytes(table.encode())
     with pytest.raises(DataError, match="choose one of question, id, answer, or data=text; docs/data.md joins several"):
         read(of_path(tmp_path / "faq.csv", "files"))
