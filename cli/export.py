@@ -12,7 +12,7 @@ from common.errors import SettingsError, format_value, naming
 from common.files import user_path, writing
 from common.text import flat, si
 from generation.generate import generate_text
-from interop.card import PRIVATE, model_card, tokenizer_loader
+from interop.card import PRIVATE, model_card, tokenizer_loader, without_folders
 from interop.config import ExportConfig
 from interop.huggingface import find_folder, from_huggingface, note_texts, noted_texts, to_huggingface, version_needed
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
@@ -111,4 +111,4 @@ def changed_settings(checkpoint: Checkpoint) -> Iterator[str]:
     defaults = flat(asdict(TrainConfig()))
     for name, value in flat(checkpoint.meta.config).items():
         if value != defaults.get(name) and not name.startswith(PRIVATE):
-            yield f"{name}={format_value(value)}"
+            yield f"{name}={without_folders(name, format_value(value))}"

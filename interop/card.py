@@ -1,9 +1,11 @@
 """The model card of an exported folder: README.md, which a hub shows."""
 
 import re
+from pathlib import Path
 
 # Settings of a run that say nothing of its model, or of the machine that it ran on.
 PRIVATE = ("run_dir", "resume", "data.path", "data.val_path", "data.cache_dir", "wandb.", "sample_", "allow_changes")
+PLACES = ("init_from", "data.name")  # a name on the hub, or a folder of the machine
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -43,6 +45,17 @@ def tokenizer_loader(kind: str) -> str:
     For a Qwen2 AutoTokenizer of transformers 5 takes Qwen's pattern and NFC, whatever tokenizer.json has.
     """
     return "PreTrainedTokenizerFast" if kind == "Qwen2ForCausalLM" else "AutoTokenizer"
+
+
+def without_folders(name: str, value: str) -> str:
+    """Return a setting as a card has it: a folder of the machine by its last name, a name on the hub whole."""
+    if name not in PLACES:
+        return value
+    kind = "hf:" if value.startswith("hf:") else ""
+    path = Path(value.removeprefix(kind)).expanduser()
+    if (kind or name == "data.name") and not path.is_absolute() and not path.exists():
+        return value
+    return f"{kind}{path.name}"
 
 
 def model_card(

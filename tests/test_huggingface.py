@@ -16,6 +16,7 @@ from conftest import PRESETS, close, preset_settings, random_gpt, some
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from cli.export import changed_settings
 from common.errors import HuggingFaceError, SettingsError
 from common.files import writing
 from data.config import DataConfig, TokenizerConfig
@@ -24,7 +25,7 @@ from export import ExportConfig, export
 from interop.huggingface import LACKING, find_folder, from_huggingface, read_config, to_huggingface
 from interop.tokenizer import read_tokenizer_json
 from model.cache import KVCache
-from runs.checkpoint import Progress, load_checkpoint, save_checkpoint
+from runs.checkpoint import Meta, Progress, load_checkpoint, save_checkpoint
 from training.config import TrainConfig
 
 GPT2 = {"position": "learned", "norm": "layernorm", "norm_eps": 1e-5, "mlp": "gelu_tanh"}
@@ -529,6 +530,28 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence_and_leaves_nothing(wro
     with pytest.raises(SettingsError, match=message) as refused:
         export(ExportConfig(**{key: value.replace("{tmp}", str(unusable)) for key, value in wrong.items()}))
     assert "\n" not in str(refused.value) and sorted(unusable.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"init_from": "/home/me/runs/first"}, "init_from=first"),
+        ({"init_from": "outputs/first/"}, "init_from=first"),
+        ({"init_from": "~/first/checkpoints/step_9"}, "init_from=step_9"),
+        ({"init_from": "hf:/home/me/gpt"}, "init_from=hf:gpt"),
+        ({"init_from": "hf:here/gpt"}, "init_from=hf:gpt"),
+        ({"init_from": "hf:openai-community/gpt2"}, "init_from=hf:openai-community/gpt2"),
+        ({"data": {"source": "hf", "name": "/home/me/letters"}}, "data.name=letters"),
+        ({"data": {"source": "hf", "name": "here/gpt"}}, "data.name=gpt"),
+        ({"data": {"source": "hf", "name": "allenai/c4"}}, "data.name=allenai/c4"),
+    ],
+)
+def test_a_card_has_no_folder_of_the_machine(tmp_path, monkeypatch, settings, shown):
+    """It had that of init_from, which a hub would show."""
+    (tmp_path / "here/gpt").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    found = [*changed_settings(SimpleNamespace(meta=Meta(settings)))]
+    assert shown in found
 
 
 @pytest.mark.slow
