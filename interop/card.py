@@ -48,7 +48,7 @@ def tokenizer_loader(kind: str) -> str:
 
 
 def without_folders(name: str, value: str) -> str:
-    """Return a setting as a card has it: a folder of the machine by its last name, a name on the hub whole."""
+    """Return a setting's value for a card: of a folder the last name, a name on the hub whole."""
     if name not in PLACES:
         return value
     kind = "hf:" if value.startswith("hf:") else ""

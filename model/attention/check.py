@@ -179,7 +179,10 @@ def moved_layer(config: GPTConfig) -> MultiHeadAttention:
 
 
 def tried_layer(config: GPTConfig) -> MultiHeadAttention:
-    """Make a layer, as moved_layer() does; SettingsError if its gradient, at first or then, is not finite."""
+    """Make a layer, as moved_layer() does, after a check of its gradient.
+
+    Raises SettingsError if that is not finite, before the weights move or afterwards.
+    """
     moved = moved_layer(config)
     initial = make_attention(config).eval()
     initial.register_forward_pre_hook(give_tokens)
@@ -278,7 +281,10 @@ def unreached(layer: MultiHeadAttention, x: Tensor) -> list[str]:
 
 
 def gradients(layer: MultiHeadAttention, x: Tensor) -> dict[str, Tensor | None]:
-    """Return each parameter's gradient of a layer's output and loss, summed up; None where it does not reach."""
+    """Return the gradient of a layer's output and loss, summed up, for each parameter.
+
+    None where the gradient does not reach.
+    """
     parameters = dict(layer.named_parameters())
     if not parameters:
         return {}
