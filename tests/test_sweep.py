@@ -264,6 +264,18 @@ def test_a_run_from_other_weights_or_of_a_failed_or_stopped_job_is_no_repetition
     assert len(cells(markdown(read_jobs(tmp_path)))) == 4
 
 
+def test_a_run_that_went_on_shares_the_row_of_those_that_nobody_stopped(tmp_path):
+    """Not if it has lost an init_from: one with given weights, or of a version that did not tell."""
+    own = {"computed_in": "float32"}
+    for seed, facts in enumerate((own, own, own | {"weights_hash": "a"}, {})):
+        job = put_job(tmp_path, seed, seed=seed, val_bpb=1.0 + seed, **facts)
+        (job / "job.json").unlink()
+        (job / "config.yaml").write_text(f"seed: {seed}\ninit_from: null\nresume: {job if seed else 'null'}\n")
+    head, *rows = cells(markdown(read_jobs(tmp_path)))
+    found = {row[head.index("seed")]: row[-1] for row in rows}
+    assert found == {"0, 1": "1.5000 ± 0.7071", "2, 3": "3.5000 ± 0.7071"}  # √(2 · 0.5²)
+
+
 def test_the_models_of_several_beginnings_are_told_in_a_table(tmp_path):
     """init_from=null beside a small model is the default one: twenty times as large, with other tokens."""
     small = {"model": {"n_layer": 1, "vocab_size": 257}, "tokenizer": {"name": "byte"}}
