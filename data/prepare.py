@@ -584,6 +584,15 @@ def token_dtype(n_vocab: int) -> np.dtype:
     return np.dtype("<u2" if n_vocab <= 1 << 16 else "<u4")
 
 
+def has_hash(data: TokenDataset, text_hash: str | None) -> bool:
+    """Return whether a text has all the tokens of an earlier one, by its tokens_hash().
+
+    False for a text with a split larger than HASHED, of which the hash has a part.
+    """
+    is_whole = max(data.train.nbytes, data.val.nbytes) <= HASHED
+    return is_whole and tokens_hash(data.train, data.val) == text_hash
+
+
 def tokens_hash(*splits: np.ndarray) -> str:
     """Return a hash of the tokens of splits, the same for equal texts wherever their files are.
 

@@ -18,7 +18,7 @@ from common.settings import build
 from common.text import flat
 from data.batches import Batch, sequences_at
 from data.config import DataConfig, TokenizerConfig, check_source
-from data.prepare import FOLDER, TOLD_SHARE, learned_share, prepare, prepared
+from data.prepare import FOLDER, TOLD_SHARE, has_hash, learned_share, prepare, prepared
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import encode_text, same_tokens, token_bytes
@@ -312,7 +312,7 @@ def validation_split(checkpoint: Checkpoint) -> tuple[str, np.ndarray, list[str]
         problem = f"the text of {path} ({data.description}) has changed and gives other tokens than those it learned"
         raise DataError(f"{problem}, so there is no validation split to score", remedy)
     notes = []
-    if data.fingerprint != meta.data:
+    if data.fingerprint != meta.data and not has_hash(data, meta.text_hash):
         notes.append(
             "the text or its modification time has changed since training, and the tokens of then are gone: "
             "the run may have trained on a part of this split"

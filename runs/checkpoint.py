@@ -130,6 +130,8 @@ class Meta:
     """The directory of the run at the time of writing."""
     data: str = ""
     """The fingerprint of the tokens."""
+    text_hash: str | None = None
+    """The hash of the tokens, see data/prepare.py; None for a task, and in a checkpoint of an earlier version."""
     own_tokenizer: bool = False
     """Whether the tokenizer came with pretrained weights."""
     computed_on: dict[str, Any] = field(default_factory=dict)

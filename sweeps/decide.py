@@ -26,6 +26,7 @@ from common.files import read_foreign, replace_text, replacing, user_path
 from common.settings import build, read_value
 from common.text import flat, visible
 from data.config import DataConfig
+from data.prepare import has_hash, prepare
 from data.texts import Source
 from runs.directory import settings_of_result
 from runs.metrics import finite, is_number
@@ -207,6 +208,7 @@ class Decide(Grid):
             self.refuse_absent(config)
         self.refuse_other_tokens([*filter(None, configs)])
         self.refuse_timed([*filter(None, configs)])
+        self.base = configs[0]
         self.planned = [settings_of_result(flat(asdict(config))) if config else {} for config in configs]
         names = [" ".join(each) for each in self.groups]
         self.refuse_equal(dict(zip(names, configs, strict=True)))
@@ -332,6 +334,18 @@ class Decide(Grid):
             return Source(data).fingerprint
         return None
 
+    def has_text_of(self, setting: str, folder: object) -> bool:
+        """Return whether the text has the tokens that the first variant's runs of a comparison had.
+
+        A copy has, whose fingerprint is another.
+        """
+        jobs = user_path(setting, str(folder)).glob("*-0")
+        hashes = {summary.text_hash for summary in map(read_summary, jobs) if summary} - {None}
+        if len(hashes) == 1 and self.base and not self.base.init_from:
+            with suppress(SettingsError):
+                return has_hash(prepare(self.base.data, self.base.tokenizer), *hashes)
+        return False
+
     def agree(
         self,
         setting: str,
@@ -344,9 +358,9 @@ class Decide(Grid):
         for name in names:
             before = getattr(earlier, name)
             now = getattr(self.record, name)
-            if before != now:
+            if before != now and not (name == "text" and self.has_text_of(setting, folder)):
                 problem = f"{setting}={folder} has {name}={format_value(before)}, not {format_value(now)}"
-                raise SettingsError(problem, remedy)
+                raise SettingsError(problem, f"restore that text, or {remedy}" if name == "text" else remedy)
         # Compare the code: the project's by its hash, for a commit does not say what a changed file does; and that of
         # the variants that are in both records.
         if earlier.project_hash != self.record.project_hash:

@@ -199,8 +199,8 @@ def settings_of(folder: Path, edited: dict[Path, dict[str, str]]) -> dict[str, A
     settings = DEFAULTS | (trained or written)
     others = {name: shown(value) for name, value in settings_of_result(written).items()}
     edited[folder] = {name: value for name, value in others.items() if value != shown(settings.get(name))}
-    # A resumed run of an earlier version has lost its init_from, which the job's record and weights_hash tell. A summary
-    # with computed_in has weights_hash too, None for a run that began with its own weights.
+    # A resumed run of an earlier version has lost its init_from, which the job's record and weights_hash tell. Where a
+    # summary has computed_in, a weights_hash of None says that there was no init_from.
     is_own = summary and summary.computed_in and not summary.weights_hash
     if settings["resume"] and not is_own:
         del settings["init_from"]

@@ -29,6 +29,7 @@ from sweeping import ROOT, cells, command, in_memory, put_summary, refusal, run_
 
 from common.errors import SettingsError
 from data.config import DataConfig, TokenizerConfig
+from data.prepare import prepare, tokens_hash
 from docs import decide_worth as worth
 from docs.estimates import Estimate, holm, p_value, t_quantile
 from model.config import GPTConfig
@@ -438,6 +439,28 @@ def test_runs_of_other_code_or_another_text_are_not_taken(setting, tmp_path, mon
     assert record_of(folder)["commit"] == ("abc-dirty" if setting == "sweep" else None)
 
 
+def test_a_comparison_goes_on_with_a_text_that_was_only_copied_or_touched(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 40)
+    data = DataConfig(path=str(text), cache_dir=str(tmp_path / "cache"), separator=None)
+    sweeper = decide()
+    sweeper.base = TrainConfig(data=data, tokenizer=TokenizerConfig(name="byte"))
+    before = prepare(data, sweeper.base.tokenizer)
+    for seed in (1, 2):
+        (tmp_path / f"one/{seed}-0").mkdir(parents=True)
+        put_summary(tmp_path / f"one/{seed}-0", text_hash=tokens_hash(before.train, before.val))
+    os.utime(text, ns=(0, 0))
+    assert prepare(data, sweeper.base.tokenizer).fingerprint != before.fingerprint
+    assert sweeper.has_text_of("hydra.sweep.dir", tmp_path / "one")
+    # Not with another letter, with runs of two texts, or where no run tells its text.
+    text.write_text("the cat sat on the hat. " * 40)
+    assert not sweeper.has_text_of("hydra.sweep.dir", tmp_path / "one")
+    text.write_text("the cat sat on the mat. " * 40)
+    put_summary(tmp_path / "one/2-0", text_hash="another")
+    assert not sweeper.has_text_of("hydra.sweep.dir", tmp_path / "one")
+    assert not sweeper.has_text_of("hydra.sweep.dir", tmp_path / "none")
+
+
 def test_a_run_of_other_code_is_no_part_of_a_pair(tmp_path):
     sweeper = decide(variants=VARIANTS[:2])
     in_memory(sweeper, tmp_path, noisy)
@@ -819,6 +842,9 @@ def test_real_runs_that_are_equal_end_after_three_pairs_and_are_a_baseline_until
     second = run_here(*asked, cwd=tmp_path)
     assert second.returncode == 0 and second.stdout.count("is finished already") == 3
     assert record_of(tmp_path / "two")["comparisons"][0]["first"] == pairs["first"]
+    os.utime(tmp_path / "text.txt", ns=(0, 0))
+    touched = run_here(*asked, cwd=tmp_path)
+    assert touched.returncode == 0 and touched.stdout.count("is finished already") == 6
     with (tmp_path / "text.txt").open("a") as text:
         text.write("one more sentence.\n")
     third = run_here(*asked[:-1], "hydra.sweep.dir=three", cwd=tmp_path)

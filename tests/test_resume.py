@@ -333,6 +333,24 @@ def test_a_run_that_goes_on_with_another_text_describes_it(train_config, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_text_that_was_only_copied_or_touched_is_the_same(train_config, text_file):
+    """Its modification time is another one, as after `cp`, `git checkout` or a clone elsewhere."""
+    with training.start.open_run(train_config) as run:
+        run.progress.step = 5
+        run.save()
+    os.utime(text_file, ns=(0, 0))
+    again = replace(train_config, resume=train_config.run_dir)
+    with training.start.open_run(again) as touched:
+        assert touched.data.fingerprint != run.data.fingerprint
+        assert touched.progress.earlier_settings is None and touched.progress.learned == []
+    # One letter more is another text.
+    text_file.write_text(text_file.read_text() + "a")
+    said = "the text or its modification time has changed: restore these, or"
+    with pytest.raises(SettingsError, match=said), training.start.open_run(again):
+        pass
+
+
+@pytest.mark.slow
 def test_a_run_of_a_small_vocabulary_goes_on_with_a_text_that_has_more_tokens(train_config, text_file):
     """The vocabulary that it inherits was refused: a tokenizer of the new text, which it never takes, had more ids."""
     config = replace(train_config, tokenizer=TokenizerConfig(name="bpe", vocab_size=2048), max_steps=1)

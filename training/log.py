@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from common.errors import first_line
-from data.batches import TokenDataset
-from data.prepare import tokens_hash
 from model.heads import head_statistics
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token
 from runs.directory import open_log
@@ -76,8 +74,6 @@ class SummaryFile(Logger):
         reset_peak_memory(run.device)  # earlier jobs of a sweep in this process do not count
         with run_eagerly(run.compiled):  # one token has another shape, which would compile
             self.cache_bytes = round(cache_bytes_per_token(run.model), 1)
-        data = run.data
-        self.text_hash = tokens_hash(data.train, data.val) if isinstance(data, TokenDataset) else None
         self.write()
 
     def on_row(self, row: Row, sample: str) -> None:
@@ -108,7 +104,7 @@ class SummaryFile(Logger):
             commit=commit(),
             project_hash=PROJECT_HASH,
             code_hash=run.config.code_hash,
-            text_hash=self.text_hash,
+            text_hash=run.text_hash,
             weights_hash=run.progress.begun_with,
             computed_in=run.precision,
             earlier_settings=run.progress.earlier_settings,

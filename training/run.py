@@ -18,7 +18,8 @@ from torch.amp import GradScaler
 from common.console import Signals
 from common.errors import SettingsError
 from common.text import plural
-from data.batches import Dataset
+from data.batches import Dataset, TokenDataset
+from data.prepare import tokens_hash
 from model.gpt import GPT
 from model.size import flops_per_token
 from model.weights import plain_weights
@@ -105,6 +106,11 @@ class Run:
     @cached_property
     def checkpointer(self) -> AsyncCheckpointer:
         return AsyncCheckpointer(self.directory / "checkpoints", self.config.keep_checkpoints, self.data.tokenizer)
+
+    @cached_property
+    def text_hash(self) -> str | None:
+        """The hash of the tokens; None for a task."""
+        return tokens_hash(self.data.train, self.data.val) if isinstance(self.data, TokenDataset) else None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -232,6 +238,7 @@ class Run:
             progress=replace(self.progress),
             home=str(self.directory.resolve()),
             data=self.data.fingerprint,
+            text_hash=self.text_hash,
             own_tokenizer=self.own_tokenizer,
             computed_on=self.computed_on(),
             scaler=self.scaler.state_dict(),

@@ -27,7 +27,7 @@ from common.settings import from_arguments
 from common.text import flat, si
 from data.batches import Dataset, TokenDataset
 from data.config import DIVISIBLE
-from data.prepare import TOLD_SHARE, learned_share, prepare, prepared, tokens_hash
+from data.prepare import TOLD_SHARE, has_hash, learned_share, prepare, prepared, tokens_hash
 from data.tasks import TaskData
 from data.texts import Source
 from data.tokenizer import read_tokenizer, same_tokens
@@ -171,6 +171,8 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     # A resumed run inherits the vocabulary of its own tokenizer. That of a changed text may have more ids.
     unsized = config if own is None or encoding else without_vocabulary(config)
     data = open_data(unsized, encoding, prepares=ranks.local_rank == 0)
+    if saved and isinstance(data, TokenDataset) and has_hash(data, saved.meta.text_hash):
+        saved = Saved(saved.path, replace(saved.meta, data=data.fingerprint))  # copied or touched: the same tokens
     if saved and saved.meta.data != data.fingerprint:
         check_settings(asdict(config), saved.meta, asdict(TrainConfig()), data.fingerprint)
     if saved and own and encoding is None and isinstance(data, TokenDataset):
