@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
 from numbers import Real
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -150,6 +151,15 @@ def library_fault(fault: str, library: str, install: str, error: Exception) -> t
     if isinstance(error, ModuleNotFoundError) and error.name == library:
         return fault, install
     return f"{fault}, whose import fails ({first_line(error)})", mend(library)
+
+
+def misfit(error: BaseException) -> str | None:
+    """Return why a library's machine code cannot be loaded, None for another error."""
+    while error.__cause__:  # NumPy explains it at length, as the cause of its own error
+        error = error.__cause__
+    if isinstance(error, ImportError) and str(error.path).endswith(tuple(EXTENSION_SUFFIXES)):
+        return first_line(error)
+    return None
 
 
 def mend(library: str) -> str:

@@ -17,6 +17,7 @@ from common.errors import (
     first_line,
     lacks_memory,
     lacks_operator,
+    misfit,
 )
 from common.settings import in_our_words
 from common.text import StreamFormatter, visible
@@ -80,6 +81,10 @@ def sentence_for(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno not in OURS:
         place = error.filename or "standard output or a file"
         return f"{place} cannot be used ({error.strerror}): check its name, its permissions and the room on its disk."
+    if reason := misfit(error):
+        others = "unset LD_LIBRARY_PATH, which names libraries to take first, or "
+        remedy = f"{others * ('LD_LIBRARY_PATH' in os.environ)}install into a fresh virtual environment"
+        return f"a library does not fit this system ({reason}): {remedy}."
     if lacks_memory(error):
         remedy = "choose a smaller model or batch, or raise the limits that ulimit -a shows"
         return f"there is not enough memory, or too few threads ({first_line(error)}): {remedy}."

@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import importlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import sys
 import unicodedata
 from contextlib import ExitStack
 from dataclasses import asdict
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +25,7 @@ from conftest import first_of, run_here, some
 import train
 from common.errors import CheckpointError, DataError, SettingsError, naming
 from common.files import reading, writing
-from common.mistakes import mistakes_explained
+from common.mistakes import mistakes_explained, sentence_for
 from common.text import command as started_by
 from common.text import visible
 from data.config import TokenizerConfig
@@ -94,6 +96,32 @@ def test_a_message_without_a_handler_steers_no_terminal(monkeypatch):
     with mistakes_explained():
         pass
     assert logging.lastResort.format(logging.makeLogRecord({"msg": "a\x1b[31m"})) == "a␛[31m"
+
+
+def test_a_library_whose_machine_code_does_not_fit_is_told_in_a_sentence(tmp_path, monkeypatch):
+    """NumPy ends such a fault of its own in 30 lines, and the explanation of the fault imported it again."""
+    name = "broken_library"
+    file = tmp_path / f"{name}{EXTENSION_SUFFIXES[0]}"
+    file.write_bytes(b"no machine code")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+
+    def said() -> str | None:
+        try:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                raise ImportError("IMPORTANT: PLEASE READ THIS") from error
+        except ImportError as error:
+            return sentence_for(error)
+
+    assert said().startswith(f"a library does not fit this system ({file}: ")
+    assert said().endswith("): install into a fresh virtual environment.")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    assert "): unset LD_LIBRARY_PATH, which names libraries to take first, or install into" in said()
+    # A name that a module of ours lacks is a mistake of ours.
+    assert sentence_for(ImportError("cannot import name 'x'", name="common.text", path="common/text.py")) is None
+    assert sentence_for(ModuleNotFoundError("No module named 'absent'", name="absent")) is None
 
 
 @pytest.mark.slow
