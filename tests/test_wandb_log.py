@@ -21,6 +21,7 @@ from runs.resume import Saved, settings_to_go_on
 from train import train
 from training.config import TrainConfig, WandbConfig
 from training.start import tell_first_values
+from training.wandb import keep_messages
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -61,6 +62,16 @@ def sessions(monkeypatch) -> list[Session]:
     found, numbers = [], count(1)
     monkeypatch.setattr(wandb, "init", lambda **given: found.append(Session(next(numbers), **given)) or found[-1])
     return found
+
+
+def test_the_messages_of_wandbs_server_are_kept_where_there_is_no_home(tmp_path, monkeypatch):
+    for home, given, kept in (("", None, None), ("absent", None, tmp_path), ("absent", "/own", "/own")):
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+        monkeypatch.setenv("WANDB_CACHE_DIR", given or "")
+        if given is None:
+            monkeypatch.delenv("WANDB_CACHE_DIR")
+        keep_messages(tmp_path)
+        assert os.environ.get("WANDB_CACHE_DIR") == (kept and str(kept))
 
 
 @pytest.mark.slow

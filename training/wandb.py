@@ -18,6 +18,16 @@ TAKEN = set[str]()
 """The values of WANDB_RUN_ID that runs of this process have taken."""
 
 
+def keep_messages(folder: Path) -> None:
+    """Let wandb's server keep its messages in a folder if the home folder cannot have them.
+
+    It would print them, as for the user of a container.
+    """
+    cache = Path(os.path.expanduser("~/.cache"))  # noqa: PTH111  # which does not fail where there is no home
+    if not os.access(cache if cache.exists() else cache.parent, os.W_OK):
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder.resolve()))
+
+
 def check_key() -> None:
     """Raise SettingsError if wandb.mode=online has no API key."""
     import wandb  # takes a second, and few runs need it
@@ -60,6 +70,7 @@ class Wandb(Logger):
         self.folder.mkdir(parents=True, exist_ok=True)
         if not os.access(self.folder, os.R_OK | os.W_OK):
             raise SettingsError(f"WANDB_DIR={self.folder} may not be written to", "name another folder")
+        keep_messages(self.folder)
         self.hooks = sys.exit, sys.excepthook  # wandb takes their place, and does not give it back
         self.session = wandb.init(
             project=project,
