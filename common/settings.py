@@ -59,11 +59,13 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
         if sign:
             remedy = "type it anew: editors and web pages put such signs in place of - and quotes, or between letters"
             raise SettingsError(f"cannot read {argument!r}, which has {sign}", remedy)
-        is_taken_away = name.startswith("~") and "/" not in name  # as in Hydra, and no file of a home folder
+        # As in Hydra, and no file of a home folder.
+        is_taken_away = name.startswith("~") and ("/" not in name or name.startswith("~hydra/"))
         if name.startswith("-") or is_taken_away or not name or not equals:
             remedy = f"settings are typed NAME=VALUE, without dashes; {way_without_dashes(name, value, names, before)}"
             if is_taken_away:
-                remedy = f"leave it out: a setting that is not typed has its default; {name[1:]}=VALUE gives another"
+                another = f"; {name[1:]}=VALUE gives another" if name[1:] in names else ""
+                remedy = f"leave it out: a setting that is not typed has its default{another}"
             elif before and not equals and not name.startswith(("-", "~")):
                 whole = f"{before} {argument}".replace("'", "")
                 listed = f"{before},{argument}".replace("'", "")

@@ -455,6 +455,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "bogus": "cannot read 'bogus': settings are typed NAME=VALUE",
     "~optimizer": "cannot read '~optimizer': leave it out: a setting that is not typed has its default",
     "seed=2 ~seed": "leave it out: a setting that is not typed has its default; seed=VALUE gives another.",
+    "~wandb": "leave it out: a setting that is not typed has its default.",
+    "~hydra/launcher": "leave it out: a setting that is not typed has its default.",
     "~optimizer=muon": "cannot read '~optimizer=muon': leave it out: a setting that is not typed has its default",
     **{f"{flag} 4": f"cannot read '{flag}': settings" for flag in ("-v", "--cfg", "--batch_size=4")},
     "tokenizer='byte'": "tokenizer='byte' does not exist: did you mean tokenizer=byte.",
