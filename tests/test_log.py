@@ -37,9 +37,11 @@ from runs.metrics import Evaluation, read_metrics
 from runs.summary import NUMBERS, TEXTS, Summary, read_summary, write_summary
 from sweeps.leaderboard import read_jobs
 from train import train
+from training.config import ScheduleConfig
 from training.device import peak_flops, peak_memory
 from training.evaluation import evaluate, first_sequences
 from training.log import Loggers, MetricsFile, SummaryFile
+from training.optimizer import set_learning_rate
 from training.start import open_run
 from training.terminal import Terminal, describe
 
@@ -381,6 +383,30 @@ def test_a_loss_that_has_risen_is_told_with_the_remedies_that_are_not_taken(trai
         run.progress.step, run.progress.metrics = 1, {"val_loss": 2.5, "val_tokens": 100}
         Terminal(run).log_result()
         assert "Every token was new: lower optimizer.lr=" in caplog.messages[-1]
+
+
+def test_a_schedule_that_max_minutes_has_cut_is_told(train_config, caplog):
+    """As where Ctrl-Z halted the run, whose minutes go on; not of a run that never decays or took all its steps."""
+    said = "max_minutes=1 was over in a long step, as one that Ctrl-Z halts: the learning rate is still 60% of its peak"
+    with open_run(replace(train_config, sample_tokens=0, max_steps=None, max_minutes=1)) as run:
+        for factor, schedule, steps, is_told in (
+            (0.6, run.config.schedule, None, True),
+            (0.4, run.config.schedule, None, False),
+            (0.6, replace(run.config.schedule, final_factor=0.2), None, False),
+            (0.6, ScheduleConfig(name="constant"), None, False),
+            (0.6, run.config.schedule, 3, False),
+        ):
+            run.max_steps, run.progress.step = steps, 0
+            run.config = replace(run.config, schedule=schedule)
+            terminal = Terminal(run)
+            terminal.tell_if_cut()
+            run.progress.step = 3
+            set_learning_rate(run.optimizers, factor)
+            assert said not in caplog.text
+            terminal.tell_if_cut()
+            assert (said in caplog.text) == is_told
+            caplog.clear()
+            run.config = replace(run.config, schedule=train_config.schedule)
 
 
 @pytest.mark.parametrize(

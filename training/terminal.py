@@ -37,6 +37,7 @@ EASIER = 0.6  # of the training loss: a validation loss that says little of the 
 LEARNED = 0.3  # nats: a lower training loss is that of a text known by heart
 LATE = 0.8  # of a run's steps: the training losses that are compared with its last evaluation
 SETTLED = 100  # steps before which a loss falls too fast for that
+FAR_FROM_END = 0.5  # of the peak rate above its last: the schedule of a run that max_minutes has cut
 QUIET = 25  # seconds without a line after which a run without a bar logs its progress
 
 
@@ -48,6 +49,7 @@ class Terminal(Logger):
     def __init__(self, run: Run) -> None:
         self.run = run
         progress = run.progress
+        self.begun = progress.step
         if not progress.step:
             processes = f" × {run.ranks.size}" if run.ranks.size > 1 else ""
             about = "\n".join(describe(replace(run.config, max_steps=run.max_steps), run.data, run.model))
@@ -150,6 +152,7 @@ class Terminal(Logger):
             log.info("\nbest validation loss %.4f nats/%s, at step %d", best, unit, progress.best_step)
         if self.run.is_out_of_patience:
             log.info("patience  %s brought no better loss: the run ends", plural(progress.without_gain, "evaluation"))
+        self.tell_if_cut()
         passes = 0.0
         if isinstance(data, TokenDataset):
             log.info("gzip      needs %.4f bits/byte for the validation text", gzip_bits(data.tokenizer, data.val))
@@ -167,6 +170,22 @@ class Terminal(Logger):
         elif passes > EPOCHS and progress.step <= config.eval_interval:  # nothing tells whether it rose
             log.warning("the only evaluation came after %.1f epochs: lower eval_interval to catch the best", passes)
         self.tell_if_easier()
+
+    def tell_if_cut(self) -> None:
+        """Warn if max_minutes ended the run while its learning rate was still far from the schedule's end."""
+        config = self.run.config
+        step = self.run.progress.step
+        is_whole = self.run.max_steps is not None and step >= self.run.max_steps
+        if config.max_minutes is None or is_whole or step == self.begun or self.run.is_out_of_patience:
+            return
+        if config.schedule.name == "constant":
+            return
+        group = self.run.optimizers[0].param_groups[0]
+        factor = group["lr"] / group["peak_lr"]
+        if factor - config.schedule.final_factor > FAR_FROM_END:
+            cause = f"max_minutes={config.max_minutes:g} was over in a long step, as one that Ctrl-Z halts"
+            remedy = "resume= with a larger max_minutes goes on"
+            log.warning("%s: the learning rate is still %.0f%% of its peak; %s", cause, 100 * factor, remedy)
 
     def tell_if_easier(self) -> None:
         """Warn if the held-out text is much easier than the training text."""
