@@ -154,7 +154,8 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     the old one or the new one. If the body raises, or the disk, the old one stays and the new one is removed: nothing
     is raised after the rename. shared: whether it gets the permissions of its folder, whatever the umask.
     """
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    # Of a name of 255 bytes, as long as disks take, a part leaves room for the rest: 50 letters have at most 200 bytes.
+    unfinished = path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         yield unfinished
         for written in [*unfinished.rglob("*"), unfinished]:

@@ -32,6 +32,7 @@ from common.files import (
     replacing,
     share,
     user_path,
+    writing,
 )
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import make_folder, prepare
@@ -74,6 +75,16 @@ ODD = {  # what fails, and whether the run goes on; the tests below have each co
     "a file that fails": ({"FSYNC_FILE": errno.EIO}, False),
     "no locks and closed folders": ({"FLOCK": errno.ENOLCK, "OPEN_FOLDER": errno.EACCES, "CHMOD": errno.EPERM}, True),
 }
+
+
+@pytest.mark.parametrize("name", ["é" * 125 + ".html", "q" * 255])
+def test_a_file_may_have_the_longest_name_that_disks_take(tmp_path, name):
+    """255 bytes: its unfinished file had a longer one."""
+    for text in ("one", "another"):
+        with writing("to", str(tmp_path / name)) as unfinished:
+            unfinished.write_text(text)
+    assert len(os.fsencode(name)) == 255 and (tmp_path / name).read_text() == "another"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.long
