@@ -81,7 +81,8 @@ def sentence_for(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno not in OURS:
         place = error.filename or "standard output or a file"
         return f"{place} cannot be used ({error.strerror}): check its name, its permissions and the room on its disk."
-    if reason := misfit(error):
+    reason = misfit(error)
+    if reason:
         others = "unset LD_LIBRARY_PATH, which names libraries to take first, or "
         remedy = f"{others * ('LD_LIBRARY_PATH' in os.environ)}install into a fresh virtual environment"
         return f"a library does not fit this system ({reason}): {remedy}."

@@ -172,7 +172,7 @@ class Terminal(Logger):
         self.tell_if_easier()
 
     def tell_if_cut(self) -> None:
-        """Warn if max_minutes ended the run while its learning rate was still far from the schedule's end."""
+        """Warn if max_minutes ended the run while its rate was far from the schedule's end."""
         config = self.run.config
         step = self.run.progress.step
         is_whole = self.run.max_steps is not None and step >= self.run.max_steps
