@@ -203,7 +203,7 @@ class Decide(Grid):
         if not fewest <= self.max_pairs <= MOST_PAIRS:
             problem = f"hydra.sweeper.max_pairs={self.max_pairs} must be from {fewest} to {MOST_PAIRS}"
             raise SettingsError(problem, "fewer decide nothing, and the test cannot follow more")
-        configs = [self.check_job([*settings, f"seed={seed}", *each]) for each in self.groups]
+        configs = [self.check_job(self.of_variant([*settings, f"seed={seed}"], each)) for each in self.groups]
         for config in filter(None, configs):
             self.refuse_absent(config)
         self.refuse_other_tokens([*filter(None, configs)])
@@ -328,7 +328,7 @@ class Decide(Grid):
 
     def fingerprint(self, settings: list[str]) -> str | None:
         """Return the fingerprint of the text; None if this machine does not have it."""
-        job = self.loader.load_sweep_config(self.config, [*settings, *self.groups[0]])
+        job = self.loader.load_sweep_config(self.config, self.of_variant(settings, self.groups[0]))
         data = build(DataConfig, flat(OmegaConf.to_container(job.data, resolve=True)))  # type: ignore[arg-type]
         with suppress(SettingsError):  # on a cluster the text may be on other machines
             return Source(data).fingerprint
@@ -385,7 +385,9 @@ class Decide(Grid):
         jobs = {}
         for number in numbers:
             name = f"{seed}-{number}"
-            jobs[name] = [*record.settings, f"seed={seed}", *self.groups[number], f"hydra.sweep.subdir={name}"]
+            jobs[name] = self.of_variant(
+                [*record.settings, f"seed={seed}", f"hydra.sweep.subdir={name}"], self.groups[number]
+            )
         results = self.launch([*jobs.values()], pair * len(self.groups))
         outcomes = dict(zip(numbers, map(self.outcome, numbers, jobs, results), strict=True))
         for number, comparison in undecided.items():

@@ -156,7 +156,7 @@ class Grid(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
         given = self.read(arguments)
-        jobs = [[*job, *variant] for job in combinations(given.values()) for variant in self.groups]
+        jobs = [self.of_variant(job, variant) for job in combinations(given.values()) for variant in self.groups]
         configs = self.check_jobs(jobs)
         planned = dict(zip(map(tuple, jobs), configs, strict=True))
         jobs = self.distinct(jobs, configs)
@@ -191,6 +191,22 @@ class Grid(Sweeper):
                 expand_ranges(override)
                 check_values(override)
         return given
+
+    def of_variant(self, job: Sequence[str], variant: Sequence[str]) -> list[str]:
+        """Return the overrides of a job with those of a variant.
+
+        A variant's max_steps=${floordiv:${max_steps},2} takes half as many steps as the job has without it.
+        """
+        others = dict(override.split("=", 1) for override in job)
+        words = []
+        for word in variant:
+            name, _, value = word.partition("=")
+            itself = f"${{{name}}}"
+            if itself in value:
+                without = others.get(name) or format_value(OmegaConf.select(self.config, name))
+                word = word.replace(itself, without.strip("\"'"))
+            words.append(word)
+        return [*job, *words]
 
     def ranges(self) -> dict[str, Any]:
         """Return the experiment's ranges by the dotted names of their settings."""

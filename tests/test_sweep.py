@@ -1168,16 +1168,31 @@ def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_fil
     assert said.startswith("error: attention=spda: 'spda' is no form: did you mean sdpa? ") and said.count("\n") == 1
 
 
-@pytest.mark.long
-def test_a_dry_run_of_a_sweep_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"n_head={config.model.n_head}")
+def test_a_variant_has_a_share_of_its_own_setting_and_a_dry_run_leaves_nothing_behind(tmp_path, monkeypatch):
+    """${mul:${optimizer.lr},3} is three times the rate that the job has without the variant."""
+    plan = "{0.model.n_head} {0.max_steps} {0.optimizer.lr:.1f}".format
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"plan {plan(config)}")
     (place := tmp_path / "elsewhere").mkdir()
-    variants = 'hydra.sweeper.variants=["model.n_head=1","model.n_head=2 max_steps=${floordiv:${max_steps},0.5}"]'
-    result = run_here("-m", "dry_run=true", variants, *tiny(tmp_path, max_steps=2), cwd=place)
+    other = "model.n_head=2 max_steps=${floordiv:${max_steps},0.5} optimizer.lr=${mul:${optimizer.lr},3}"
+    given = ["dry_run=true", f'hydra.sweeper.variants=["model.n_head=1","{other}"]', "optimizer.lr=0.1,0.3"]
+    result = run_here("-m", *given, *tiny(tmp_path, max_steps=2), cwd=place)
     assert result.returncode == 0 and not list(place.iterdir()), result.stderr
-    jobs = [line.split()[-3:] for line in result.stdout.splitlines() if line.startswith("job ")]
-    assert [(job[-1], "max_steps=4" in job) for job in jobs] == [("model.n_head=1", False), ("max_steps=4", True)]
-    assert result.stdout.count("\nn_head=1\n") == result.stdout.count("\nn_head=2\n") == 1
+    assert re.findall(r"^plan (.*)$", result.stdout, re.M) == ["1 2 0.1", "2 4 0.3", "1 2 0.3", "2 4 0.9"]
+
+
+LAWS = ("heads", "attention", "positions")  # experiments with further lengths of the baseline
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", first_of(*LAWS))
+def test_the_baseline_of_an_experiment_has_five_lengths(name, tmp_path, monkeypatch):
+    """They are shares of max_steps, which the experiment has."""
+    monkeypatch.setattr("training.plan.plan_run", lambda _, config: f"steps {config.max_steps}")
+    narrow = ["seed=1", "model.n_embd=64", "optimizer.lr=0.004"]
+    result = run_here("-m", f"experiment={name}", *narrow, "dry_run=true", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    found = [int(length) for length in re.findall(r"^steps (.*)$", result.stdout, re.M)]
+    assert [*dict.fromkeys(found)] == [80, 40, int(80 / 1.41), int(80 / 0.71), 160]
 
 
 @pytest.mark.long
