@@ -724,17 +724,40 @@ def test_what_a_dump_has_for_line_ends_is_told_and_the_command_of_the_page_makes
     subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
     source = of_path(tmp_path / "dump.jsonl", "files")
     assert read(source) == [MEANT, "plain"] and not source.note_lines()
+    long = "word " * 40_000
+    (tmp_path / "dump.tsv").write_text(f"text\n\\N\n\\\\N\na\\vb\n{long}\n")  # null, its letters, and a tab
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    assert read(of_path(tmp_path / "dump.jsonl", "files")) == ["\\N", "a\vb", long]
 
 
 def test_the_commands_of_the_page_mask_addresses_and_names_and_make_typed_quotes(tmp_path):
     (tmp_path / "mails.txt").write_text("Ann Lee <ann.lee+x@mail.co.uk>, Joann: b_c@d.org. @ home, a@b\n")
-    (tmp_path / "names.txt").write_text("Ann\nMary Lee\nLee\n")
+    (tmp_path / "names.txt").write_bytes(b"Ann\r\nMary Lee \r\n\r\nLee")
     (tmp_path / "book.txt").write_text("“It’s time – no,” said ‘é’ — “日”\n", encoding="utf-8")
     commands = {"sed -E 's/[[:alnum:]": "masked", r'sed -E "s/\b($(': "nameless", 'sed -E "s/“': "typed"}
     for begin, made in commands.items():
         subprocess.run(["bash", "-c", command_of_the_page(begin, f"> {made}.txt")], check=True, cwd=tmp_path)
     assert (tmp_path / "nameless.txt").read_text() == "NAME NAME <EMAIL>, Joann: EMAIL. @ home, a@b\n"
     assert (tmp_path / "typed.txt").read_text(encoding="utf-8") == '"It\'s time - no," said \'é\' - "日"\n'
+
+
+def test_the_commands_of_the_page_make_the_same_lines_whatever_the_ends_of_lines_and_columns(tmp_path):
+    (tmp_path / "proteins.fasta").write_bytes(b">a b\r\nMK\r\nVA\r\n>c\nMM\n")
+    (tmp_path / "molecules.smi").write_bytes(b"CCO\tethanol\r\nCC ethane\nC\r\n")
+    for begin, made, lines in (
+        ("awk '{sub(", "proteins", "MKVA MM"),
+        ('awk \'{sub(/\\r$/, ""); ', "molecules", "CCO CC C"),
+    ):
+        subprocess.run(["bash", "-c", command_of_the_page(begin, f"> {made}.txt")], check=True, cwd=tmp_path)
+        assert (tmp_path / f"{made}.txt").read_bytes().decode() == lines.replace(" ", "\n") + "\n"
+
+
+def test_the_command_of_the_page_takes_books_out_of_old_and_new_headers(tmp_path):
+    for number, mark in enumerate(("*** ", "***")):
+        text = f"Title\r\n{mark}START OF THE BOOK ***\r\nBody\r\n{mark}END OF THE BOOK ***\r\nLicence\r\n"
+        (tmp_path / f"pg{number}.txt").write_bytes(text.encode())
+    subprocess.run(["bash", "-c", command_of_the_page("mkdir books &&", "done")], check=True, cwd=tmp_path)
+    assert [file.read_bytes() for file in (tmp_path / "books").iterdir()] == [b"Body\n"] * 2
 
 
 def test_the_commands_of_the_page_divide_a_text_into_three_parts(tmp_path):
@@ -849,12 +872,12 @@ SPOKEN = "Hello there.\n3\n2\n1\nend 5\n"
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize(
-    "head", ["", "WEBVTT\nKind: captions\nLanguage: en\n\nSTYLE\n::cue { color: red }\n\nNOTE\none\n\n"]
+    "head", ["", "WEBVTT\nKind: captions\nLanguage: en\n\nSTYLE\n::cue { color: red }\n\nNOTE\none\n\nNOTE two\n\n"]
 )
 def test_the_command_of_the_page_keeps_what_is_said_in_subtitles(tmp_path, head, end):
     cues = [f"{number}\n00:00:0{number},5 --> 00:00:0{number},9\n{cue}\n" for number, cue in enumerate(CUES, start=1)]
     (tmp_path / "film.srt").write_bytes(b"\xef\xbb\xbf" + (head + "\n".join(cues)).replace("\n", end).encode())
-    subprocess.run(["bash", "-c", command_of_the_page("sed -E '1s/", "> film.txt")], check=True, cwd=tmp_path)
+    subprocess.run(["bash", "-c", command_of_the_page("sed -nE", "> film.txt")], check=True, cwd=tmp_path)
     assert (tmp_path / "film.txt").read_bytes().decode().replace("\n\n", "\n") == SPOKEN
 
 
@@ -863,7 +886,7 @@ def test_the_command_of_the_page_takes_each_line_of_automatic_captions_once(tmp_
     time = "00:00:01.000 --> 00:00:02.000 align:start position:0%"
     text = "WEBVTT\nKind: captions\n\n" + "".join("\n".join([time, *lines, "", ""]) for lines in shown)
     (tmp_path / "film.srt").write_text(text)
-    commands = [command_of_the_page("sed -E '1s/", "> film.txt"), command_of_the_page("grep '[^ ]'", "> lines.txt")]
+    commands = [command_of_the_page("sed -nE", "> film.txt"), command_of_the_page("grep '[^ ]'", "> lines.txt")]
     subprocess.run(["bash", "-c", "\n".join(commands)], check=True, cwd=tmp_path)
     assert (tmp_path / "lines.txt").read_text() == "a b\nc d\n"
 
@@ -1010,6 +1033,7 @@ def test_the_command_of_the_page_copies_notes_without_fields_private_folders_and
         "mark.md": "\ufeffplain\n".encode(),
         "old.md": "Öl — alt\n".encode("cp1252"),
         "empty.md": b"",
+        "none.md": b"---\n---\nRain.\n\n---\n\nSun.\n",
         "Private/secret.md": b"secret",
         "Work/Private/secret.md": b"secret",
         ".obsidian/plugin.md": b"secret",
@@ -1028,6 +1052,7 @@ def test_the_command_of_the_page_copies_notes_without_fields_private_folders_and
         "mark.md": "plain\n",
         "old.md": "Öl — alt\n",
         "empty.md": "",
+        "none.md": "Rain.\n\n---\n\nSun.\n",
     }
 
 
