@@ -311,6 +311,14 @@ def variants(jobs: list[Job]) -> list[str]:
     return [name.removeprefix("attention=") or "baseline" for name in named]
 
 
+def refuse_several(folder: Path, jobs: list[Job], *names: str) -> None:
+    """Raise SettingsError for runs that differ in one of these settings, which a script would take for seeds."""
+    several = [name for name in names if len({job.resolved.get(name) for job in jobs}) > 1]
+    if several:
+        problem = f"{folder} has runs of several values of {' and '.join(several)}"
+        raise SettingsError(problem, "give a folder whose runs have one")
+
+
 def read_measured(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     """Return further columns from a CSV file, if it exists, by variant and model.n_embd."""
     if not path.is_file():

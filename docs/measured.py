@@ -20,13 +20,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.paired import interleave, timed
+from cli.eval import scoring_params
 from common.errors import SettingsError
 from common.files import replace_text
 from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from docs.probes import Probes
 from docs.recorded import recorded_jobs
-from generation.config import TextConfig
-from generation.score import ScoringParams, load_text
+from generation.config import EvalConfig, TextConfig
+from generation.score import load_text
 from model.attention.code import run_codes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.leaderboard import csv_text
@@ -86,7 +87,7 @@ def extrapolated(checkpoint: Checkpoint) -> float:
     (tokens,) = load_text(TextConfig(), [checkpoint]).tokens
     model, length = checkpoint.model, checkpoint.model.config.block_size
     probes, windows = (
-        Probes(model, ScoringParams(torch.autocast("cpu", enabled=False))),
+        Probes(model, scoring_params(checkpoint, EvalConfig(precision="fp32"))),
         (len(tokens) - 1) // (FARTHER * length),
     )
     places = np.linspace(0, windows - 1, min(windows, 32)).astype(int) * FARTHER * length

@@ -71,16 +71,19 @@ class Probes:
             return np.zeros_like(rows, dtype=np.int64)
         return document_starts(rows, self.params.separator)
 
-    def induction(self, ids: int) -> dict[str, Any]:
+    def induction(self, ids: int, separator: int | None = None) -> dict[str, Any]:
         """Probe for induction heads (Olsson et al. 2022) with a random block that is repeated once.
 
         Returns the mean nats of either copy, and the score of each head: its mean weight from a token of the second
-        copy to the one that followed it in the first. ids: random ids are below this, which leaves out <|endoftext|>;
-        that would begin a document between the copies.
+        copy to the one that followed it in the first. ids: random ids are below this. separator: the id that is left
+        out, of <|endoftext|>; it would begin a document between the copies.
         """
         L = min(self.block_size, HEAD_TOKENS) // 2
         generator = np.random.Generator(np.random.PCG64(1))
-        rows = np.tile(generator.integers(0, ids, (BLOCKS, L)), 2)  # (BLOCKS, 2 L)
+        block = generator.integers(0, ids - (separator is not None), (BLOCKS, L))
+        if separator is not None:
+            block += block >= separator
+        rows = np.tile(block, 2)  # (BLOCKS, 2 L)
         nats = self.nats(rows)  # (BLOCKS, 2 L - 1)
         query = torch.arange(L, 2 * L)  # the second copy
         key = query - L + 1
@@ -159,7 +162,7 @@ def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None
     T = min(T, len(tokens))
     rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
     return {
-        "induction": probes.induction(checkpoint.tokenizer.eot_token),
+        "induction": probes.induction(checkpoint.tokenizer.n_vocab, checkpoint.tokenizer.eot_token),
         "heads": probes.heads(rows),
         "by_position": probes.by_position(tokens),
     }

@@ -1,4 +1,4 @@
-"""Tabulate the recall of a sweep's variants:  python docs/recall.py FOLDER
+"""Tabulate the recall of a sweep's variants:  python docs/recall.py FOLDER [code=FILE]
 
 FOLDER is a sweep of data=recall over variants, seeds and learning rates. Its runs are also measured on fewer pairs, and
 the results written to FOLDER/recall.csv. If that file exists, it is read and the runs are not needed. The table has
@@ -16,37 +16,44 @@ from statistics import fmean
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from common.errors import SettingsError
 from common.files import replace_text
+from common.mistakes import mistakes_explained
 from data.tasks import NO_TARGET, TaskData
-from docs.compare import RATE, variants
+from docs.compare import RATE, SIZE, refuse_several, variants
 from docs.estimates import Estimate
 from generation.score import learned_task
+from model.attention.code import run_codes
 from model.gpt import GPT
 from model.size import cache_bytes_per_token
-from runs.checkpoint import open_checkpoint
+from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.leaderboard import csv_text, markdown_lines, read_jobs
 
 PAIRS = (4, 8, 16, 32)
-HEAD = ("variant", RATE, "seed", "state bytes", *(f"{pairs} pairs" for pairs in PAIRS))
+HEAD = ("variant", RATE, "seed", "state bytes")
 
 
 def main(folder: Path) -> None:
     file = folder / "recall.csv"
     if not file.exists():
-        jobs = read_jobs(folder)
-        named = zip(variants(jobs), jobs, strict=True)
-        rows = [[name, *measured(job.directory, job.settings)] for name, job in named if job.status == "finished"]
-        replace_text(file, csv_text([HEAD, *rows]))
+        jobs = [job for job in read_jobs(folder) if job.status == "finished"]
+        if not jobs:
+            raise SettingsError(f"{folder} has no finished run of data=recall", "give the folder that -m made")
+        refuse_several(folder, jobs, SIZE, "max_steps", "model.block_size")
+        checkpoints = [open_checkpoint(str(job.directory)) for job in jobs]
+        most = min(learned_task(checkpoint).task.items for checkpoint in checkpoints)
+        pairs = [*(each for each in PAIRS if each < most), most]
+        rows = [[name, *measured(each, pairs)] for name, each in zip(variants(jobs), checkpoints, strict=True)]
+        replace_text(file, csv_text([[*HEAD, *(f"{each} pairs" for each in pairs)], *rows]))
     print("\n".join(markdown_lines(table(list(csv.DictReader(file.open(encoding="utf-8")))))))
 
 
-def measured(directory: Path, settings: dict[str, str]) -> list[object]:
-    """Return a run's rate, seed, state bytes and shares of right answers."""
-    checkpoint = open_checkpoint(str(directory))
-    model, task = checkpoint.model, learned_task(checkpoint)
-    right = [share_right(model, replace(task, task=replace(task.task, items=pairs))) for pairs in PAIRS]
-    seen = max(attention.window or model.config.block_size for attention in model.attentions)
-    return [settings[RATE], settings["seed"], cache_bytes_per_token(model) * seen, *right]
+def measured(checkpoint: Checkpoint, pairs: list[int]) -> list[object]:
+    """Return a run's rate, seed, state bytes and shares of right answers, of sequences with so many pairs."""
+    model, task, settings = checkpoint.model, learned_task(checkpoint), checkpoint.meta.config
+    right = [share_right(model, replace(task, task=replace(task.task, items=each))) for each in pairs]
+    kept = cache_bytes_per_token(model) * model.config.block_size
+    return [settings["optimizer"]["lr"], settings["seed"], kept, *right]
 
 
 @torch.inference_mode()
@@ -64,23 +71,26 @@ def share_right(model: GPT, task: TaskData) -> float:
 def table(runs: list[dict[str, str]]) -> list[list[str]]:
     """Return the lines of the table, the variant with the most right answers first."""
     by_rate = defaultdict[str, dict[str, list[dict[str, str]]]](lambda: defaultdict(list))
+    columns = [name for name in runs[0] if name.endswith(" pairs")]
     for run in runs:
         by_rate[run["variant"]][run[RATE]].append(run)
     lines = []
     for variant, rates in by_rate.items():
         # The best of the rates with the most seeds.
-        rate = max(rates, key=lambda rate: (len(rates[rate]), fmean(float(run[HEAD[-1]]) for run in rates[rate])))
+        rate = max(rates, key=lambda rate: (len(rates[rate]), fmean(float(run[columns[-1]]) for run in rates[rate])))
         best = rates[rate]
         cells = [variant, rate, f"{float(best[0]['state bytes']):,.0f}"]
-        for name in HEAD[4:]:
+        for name in columns:
             shares = [float(run[name]) for run in best]
             error = f" ± {Estimate.of(shares).error:.3f}" if len(shares) > 1 else ""
             cells.append(f"{fmean(shares):.3f}{error}")
         lines.append(cells)
-    return [["variant", RATE, *HEAD[3:]], *sorted(lines, key=lambda cells: cells[-1], reverse=True)]
+    return [["variant", RATE, HEAD[3], *columns], *sorted(lines, key=lambda cells: cells[-1], reverse=True)]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    with mistakes_explained():
+        folders = run_codes(sys.argv[1:])
+        if len(folders) != 1 or not Path(folders[0]).is_dir():
+            sys.exit(__doc__)
+        main(Path(folders[0]))

@@ -1,7 +1,10 @@
-"""Print the tales that keep all facts, for each attention of a sweep:  python docs/tales_kept.py FOLDER_OR_CSV
+"""Print the tales that keep all facts, for each attention of a sweep:
 
-FOLDER is a sweep of data=tales, or holds runs of it; those that have not finished are left out. Each model writes 64
-tales, as for eval.py tales=true. Their counts are written to FOLDER/tales.csv, which the script also reads.
+    python docs/tales_kept.py FOLDER_OR_CSV [code=FILE]
+
+FOLDER is a sweep of data=tales, or holds runs of it; those that have not finished are left out. Other settings in which
+the runs differ, such as a rate, have rows of their own. Each model writes 64 tales, as for eval.py tales=true. Their
+counts are written to FOLDER/tales.csv, which the script also reads.
 """
 
 import csv
@@ -12,23 +15,30 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cli.eval import TALES, write_tales
 from common.files import replace_text
+from common.mistakes import mistakes_explained
 from data.tales import first_slip
+from model.attention.code import run_codes
 from runs.checkpoint import open_checkpoint
-from sweeps.leaderboard import csv_text, read_jobs
+from sweeps.leaderboard import csv_text, read_jobs, swept_settings
 
 
 def count_tales(sweep: Path) -> str:
-    """Return a line of CSV for each finished run: attention, seed, tales that keep all facts."""
+    """Return a line of CSV for each finished run: attention and swept settings, seed, tales that keep all facts."""
     lines = [["attention", "seed", "kept"]]
-    for job in read_jobs(sweep):
+    jobs = read_jobs(sweep)
+    others = [name for name in swept_settings(jobs) if name not in ("seed", "attention", "model.attention_window")]
+    for job in jobs:
         if job.status != "finished":
             continue
         checkpoint = open_checkpoint(str(job.directory))
         config = checkpoint.model.config
-        window = f" model.attention_window={config.attention_window}" if config.attention_window else ""
+        swept = {name: job.settings[name] for name in others if name in job.settings}
+        if config.attention_window:
+            swept = {"model.attention_window": config.attention_window} | swept
+        row = " ".join(f"{name}={value}" for name, value in ({"attention": config.attention} | swept).items())
         slips = [first_slip(tale) for tale in write_tales(checkpoint)]
         seed = checkpoint.meta.config["seed"]
-        lines.append([f"attention={config.attention}{window}", seed, f"{slips.count(None)}"])
+        lines.append([row, seed, f"{slips.count(None)}"])
     return csv_text(lines)
 
 
@@ -48,6 +58,8 @@ def main(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).exists():
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    with mistakes_explained():
+        places = run_codes(sys.argv[1:])
+        if len(places) != 1 or not Path(places[0]).exists():
+            sys.exit(__doc__)
+        main(Path(places[0]))

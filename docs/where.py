@@ -2,8 +2,8 @@
 
     python docs/where.py FOLDER [code=FILE]
 
-FOLDER holds runs of one text with one tokenizer and one block_size, for example a sweep. For each variant of attention,
-at the learning rate whose mean loss is lowest, the table has the bits per byte of the validation text:
+FOLDER holds runs of one text, tokenizer, block_size, width and length, for example a sweep. For each variant of
+attention, at the learning rate whose mean loss is lowest, the table has the bits per byte of the validation text:
 
 - in each quarter of a window. Windows do not overlap, so a token of the first quarter has few tokens before it;
 - on repeated text and on the rest. A token is repeated if it ends within a run of 16 words that the training text has
@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 import tiktoken
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from cli.eval import scoring_params
 from common.errors import SettingsError
 from common.files import replace_text
 from common.settings import build
@@ -33,8 +33,9 @@ from common.text import flat
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from data.tokenizer import token_bytes
-from docs.compare import RATE, variants
-from generation.score import ScoringParams, token_nats
+from docs.compare import RATE, SIZE, refuse_several, variants
+from generation.config import EvalConfig
+from generation.score import token_nats
 from model.attention.code import run_codes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.leaderboard import Job, csv_text, read_jobs
@@ -92,11 +93,11 @@ def main(folder: Path) -> None:
 
 
 def refuse_others(folder: Path, jobs: list[Job]) -> None:
-    """Raise SettingsError for runs of other tokens or windows, which would be read as those of the first run."""
-    tokens = {job.summary.text_hash for job in jobs} - {None}
-    if len(tokens) > 1 or len({job.resolved.get("model.block_size") for job in jobs}) > 1:
-        problem = f"{folder} has runs of several texts, tokenizers or block sizes"
+    """Raise SettingsError for runs of other tokens, windows, widths or lengths: they would count as seeds of one."""
+    if len({job.summary.text_hash for job in jobs} - {None}) > 1:
+        problem = f"{folder} has runs of several texts or tokenizers"
         raise SettingsError(problem, "give a folder whose runs have one of each")
+    refuse_several(folder, jobs, "model.block_size", SIZE, "max_steps")
 
 
 def mean_loss(jobs: list[Job]) -> float:
@@ -155,7 +156,7 @@ def runs_of(words: list[bytes]) -> list[list[bytes]]:
 def bits(checkpoint: Checkpoint, windows: np.ndarray, masks: list[np.ndarray]) -> list[float]:
     """Return the bits per byte of each of COLUMNS."""
     length = windows.shape[1] - 1
-    params = ScoringParams(torch.autocast("cpu", enabled=False))
+    params = scoring_params(checkpoint, EvalConfig(precision="fp32"))
     nats = np.concatenate([token_nats(checkpoint.model, window[None], length, params) for window in windows])
     sizes = token_bytes(checkpoint.tokenizer)[windows[:, 1:]]
     return [float(nats[mask].sum() / sizes[mask].sum() / math.log(2)) if mask.any() else math.nan for mask in masks]

@@ -63,6 +63,16 @@ def test_a_query_of_a_later_document_has_that_documents_first_token():
     assert not probes().by_position(TOKENS)["documents"]
 
 
+@pytest.mark.parametrize("separator", [0, 30, 60])
+def test_no_random_id_is_that_of_endoftext_wherever_it_is_in_the_vocabulary(separator, monkeypatch):
+    """0 in SmolLM's: no random id is below it."""
+    measured, rows = probes(), []
+    monkeypatch.setattr(measured, "nats", lambda read: rows.append(read) or np.ones(read.shape))
+    measured.induction(61, separator)
+    drawn = {*rows[0].flatten().tolist()}
+    assert separator not in drawn and drawn <= {*range(61)} and len(drawn) > 30
+
+
 def test_the_induction_score_is_the_weight_on_what_followed_the_same_token(monkeypatch):
     measured, L = probes(), 8
     weights = torch.rand(2, 4, 2 * L, 2 * L)

@@ -1,11 +1,17 @@
 """docs/where.py: the tokens that it tells apart."""
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import tiktoken
+import torch
+import torch.nn.functional as F
+from conftest import random_gpt
 
 from common.errors import SettingsError
 from docs import where
@@ -34,19 +40,41 @@ def test_a_pair_is_known_from_its_second_occurrence_on():
     assert where.known_pairs(window).tolist() == [False, False, False, True, False, True, True]
 
 
+@pytest.mark.parametrize("name", ["model.block_size", "model.n_embd", "max_steps"])
 @pytest.mark.parametrize(
     ("texts", "sizes", "is_refused"),
     [("aa", (32, 32), False), ("ab", (32, 32), True), ("aa", (32, 64), True), (("a", None), (32, 32), False)],
 )
-def test_runs_of_other_tokens_or_windows_are_not_read_as_those_of_the_first(texts, sizes, is_refused):
+def test_runs_of_other_tokens_or_sizes_are_not_read_as_those_of_the_first(texts, sizes, is_refused, name):
     """Two tokenizers of one text, for example: bpe seemed to need 7.75 bits per byte, where it needs 2.04."""
     jobs = [
-        Job(Path(), "", {}, Summary(text_hash=text), resolved={"model.block_size": size})
+        Job(Path(), "", {}, Summary(text_hash=text), resolved={name: size})
         for text, size in zip(texts, sizes, strict=True)
     ]
-    said = "has runs of several texts, tokenizers or block sizes: give a folder whose runs have one of each"
+    said = "has runs of several (texts or tokenizers: give a folder whose runs have one of each|values of .*)"
     with pytest.raises(SettingsError, match=said) if is_refused else nullcontext():
         where.refuse_others(Path("sweep"), jobs)
+
+
+def test_the_bits_of_a_model_that_keeps_documents_apart_are_those_of_its_validation():
+    model = random_gpt(n_layer=1)
+    tokens = np.random.default_rng(1).integers(0, 61, (3, 17))
+    tokens[:, 6] = 60  # begins a document
+    sizes = [bytes([65 + number]) for number in range(60)]
+    tokenizer = tiktoken.Encoding(
+        "letters",
+        pat_str=r"(?s:.)",
+        mergeable_ranks={text: number for number, text in enumerate(sizes)},
+        special_tokens={"<|endoftext|>": 60},
+    )
+    meta = SimpleNamespace(config={"data": {"document_mask": True}})
+    checkpoint: Any = SimpleNamespace(model=model, meta=meta, encoding=tokenizer, tokenizer=tokenizer, path=Path())
+    (found,) = where.bits(checkpoint, tokens, [np.ones((3, 16), dtype=bool)])
+    starts = torch.tensor([[0] * 6 + [6] * 10] * 3)
+    with torch.no_grad():
+        logits = model(torch.tensor(tokens[:, :-1]), doc_starts=starts)
+    nats = F.cross_entropy(logits.flatten(0, 1), torch.tensor(tokens[:, 1:]).flatten(), reduction="sum").item()
+    assert found == pytest.approx(nats / math.log(2) / where.token_bytes(tokenizer)[tokens[:, 1:]].sum(), rel=1e-5)
 
 
 def test_an_error_is_of_a_mean_and_a_share_without_tokens_has_none():
