@@ -5,6 +5,7 @@ import csv
 import functools
 import json
 import math
+import os
 import re
 import runpy
 import shlex
@@ -74,6 +75,36 @@ def bash_of(page: str, having: str) -> str:
     return block
 
 
+def test_runs_with_a_tag_are_linked_wherever_they_are(tmp_path):
+    for run, tag in {
+        "first": "base",
+        "2026-01-01/12-00-00-aaaa": "base",
+        "two words": "base",
+        "other": "based",
+    }.items():
+        (tmp_path / "disk" / run).mkdir(parents=True)
+        (tmp_path / "disk" / run / "config.yaml").write_text(f"wandb:\n  tags:\n  - {tag}\n")
+    (tmp_path / "outputs").symlink_to(tmp_path / "disk")  # as training.md has it
+    command = bash_of("sweeps.md", "mkdir base").splitlines()[0]
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    assert {link.name for link in (tmp_path / "base").iterdir()} == {"first", "12-00-00-aaaa", "two words"}
+    assert all((link / "config.yaml").is_file() for link in (tmp_path / "base").iterdir())
+
+
+@pytest.mark.skipif(shutil.which("find") is None, reason="needs find")
+@pytest.mark.parametrize(("page", "having"), [("sweeps.md", "find multirun"), ("training.md", "find outputs")])
+def test_lines_that_remove_files_find_those_of_a_folder_that_is_a_link(page, having, tmp_path):
+    step = tmp_path / "disk" / "run" / "checkpoints" / "step_3"
+    step.mkdir(parents=True)
+    (step / "optimizer.safetensors").touch()
+    for name in ("outputs", "multirun"):
+        (tmp_path / name).symlink_to(tmp_path / "disk")
+    os.utime(step, (0, 0))
+    (command,) = [line for line in bash_of(page, having).splitlines() if "step_*" in line or "optimizer" in line]
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    assert not (step / "optimizer.safetensors").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 def test_lines_of_jq_write_one_template_or_none_and_count_samples_of_several_lines(tmp_path):
@@ -88,6 +119,12 @@ def test_lines_of_jq_write_one_template_or_none_and_count_samples_of_several_lin
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     _, count, _ = bash_of("generation.md", "known.txt").splitlines()
     assert subprocess.check_output(["bash", "-c", count], cwd=tmp_path).split() == [b"2"]
+    texts = ['He said "No." And', "One.\nTwo! “Three.” ", "no end", "End."]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    _, whole = bash_of("generation.md", "num_samples=3 results").splitlines()
+    assert subprocess.check_output(["bash", "-c", whole], cwd=tmp_path).decode() == (
+        'He said "No."\nOne.\nTwo! “Three.”\n\nEnd.\n'
+    )
 
 
 USE = """
