@@ -380,7 +380,7 @@ def tales_figures(model: GPT, tokenizer: tiktoken.Encoding, tokens: np.ndarray, 
     whole = [tokens[start:end].tolist() for start, end in pairwise(borders)]
     whole = [ids for ids in whole if len(ids) <= model.config.block_size + 1][:TALES]
     if not whole:
-        return {}
+        return {"tales": 0}
     tales = [tokenizer.decode(ids[1:]) for ids in whole]
     figures: Figures = {"tales": len(tales), "words": words_without(model, tokenizer, whole, tales, params)}
 
@@ -542,6 +542,9 @@ def tables(figures: Figures) -> Iterator[str]:
         rows = [[stage, plain(value)] for stage, value in figures["lens"].items()]
         yield from table(["if the model ended after", "bits/byte"], rows)
     names = [*figures["change"]]
+    if figures.get("tales") == 0:
+        yield "No whole tale of the text fits model.block_size, so there is no table by kind of word."
+        yield ""
     if "words" in figures:
         words = figures["words"]
         rows = [

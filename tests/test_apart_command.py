@@ -127,6 +127,14 @@ def test_the_error_over_documents_is_that_of_an_evaluation():
     assert apart.ratio(values, -np.ones(50), np.arange(50), np.ones(50, dtype=bool)) == pytest.approx((-mean, error))
 
 
+def test_a_window_below_every_tale_is_told_in_place_of_the_tables_by_kind_of_word(bpe):
+    model = random_gpt(vocab_size=bpe.n_vocab)
+    tokens = np.array([bpe.eot_token, *[1] * 20] * 3)
+    found = apart.tales_figures(model, bpe, tokens, OFF)
+    figures = {"loss": {"all tokens": (1.0, 0.1)}, "change": {"L1 H1": {"all tokens": (0.1, 0.1)}}} | found
+    assert "No whole tale of the text fits model.block_size" in "\n".join(apart.tables(figures))
+
+
 def test_a_rank_correlation_is_that_of_the_ranks():
     x = np.array([0.1, 5.0, 2.0, 3.0])
     assert apart.rank_correlation(x, x**3) == pytest.approx(1) and apart.rank_correlation(x, -x) == pytest.approx(-1)

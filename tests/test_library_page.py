@@ -110,6 +110,19 @@ def test_log_p_are_the_models_own_whatever_chooses_does_to_the_logits(returns):
     assert len(new) > 3 and not set(new) & set(banned.tolist())
 
 
+@pytest.mark.parametrize("attention", ["delta/sdpa", "sdpa+window/sdpa+key_offset"])
+def test_a_cache_of_every_form_waits_in_eight_bits(attention, tmp_path, monkeypatch):
+    """A state and a window do not go back to the prompt's end, as crop() would."""
+    monkeypatch.chdir(tmp_path)
+    Path("outputs").mkdir()
+    model = model_of(attention=attention, attention_window=4)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.02)  # logits as of a young model
+    names = lines("torch.save(cache", model=model, tokens=torch.randint(99, (1, 20)))
+    names = lines("waiting", **{name: names[name] for name in ("model", "tokens", "cache")})
+    assert names["cache"].position == 10 and not names["cache"].layers
+
+
 @pytest.mark.parametrize("shares", [False, True])
 def test_an_average_has_each_weight_once_tied_or_shared_by_layers(shares):
     """The lines twice, after two steps, beside the sum in float64; the same over state_dict() is another."""
