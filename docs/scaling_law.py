@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 Budgets = dict[float, dict[float, float]]  # FLOP: parameters: bits per byte
+ALIKE = ("attention", "text_hash")  # a parabola through several of these has no meaning
 COLUMNS = {"parameters": "parameters", "parameters without embeddings": "parameters_in_blocks"}
 
 
@@ -30,11 +31,16 @@ def read_budgets(sweep: Path, column: str) -> Budgets:
     if not table.is_file():
         sys.exit(f"error: {table} does not exist: give the folder of a sweep of +experiment=scaling.")
     rates = defaultdict[tuple[float, float, str], list[float]](list)
+    found_in: dict[str, set[str]] = {name: set() for name in ALIKE}
     with table.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             if row["status"] == "finished" and row.get("max_flops") and row.get(column) and row["val_bpb"]:
                 key = float(row["max_flops"]), float(row[column]), row.get("optimizer.lr", "")
                 rates[key].append(float(row["val_bpb"]))
+                for name in ALIKE:
+                    found_in[name].add(row.get(name) or "")
+    if several := [name for name in ALIKE if len(found_in[name]) > 1]:
+        sys.exit(f"error: {table} has several values of {' and '.join(several)}: give a sweep of sizes alone.")
     most: dict[tuple[float, float], int] = defaultdict(int)
     for (flops, size, _), found in rates.items():
         most[flops, size] = max(most[flops, size], len(found))

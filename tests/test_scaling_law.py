@@ -19,7 +19,16 @@ from training.run import steps_to_take
 
 def put_sweep(folder: Path, runs: list[dict]) -> None:
     """A sweep's table, with a failed and an unfinished job at each budget."""
-    head = ["max_flops", "optimizer.lr", "status", "parameters", "parameters_in_blocks", "val_bpb"]
+    head = [
+        "attention",
+        "text_hash",
+        "max_flops",
+        "optimizer.lr",
+        "status",
+        "parameters",
+        "parameters_in_blocks",
+        "val_bpb",
+    ]
     others = [{"max_flops": run["max_flops"], "status": "failed"} for run in runs]
     others += [run | {"status": "running", "parameters": 5, "val_bpb": 0.1} for run in runs]
     with (folder / "leaderboard.csv").open("w") as file:
@@ -43,6 +52,14 @@ def test_a_rate_of_which_only_a_lucky_seed_is_finished_does_not_count_nor_does_a
     ]
     put_sweep(tmp_path, runs)
     assert read_budgets(tmp_path, "parameters") == {1e12: {10: 2.0, 20: 2.0, 30: 2.0}}
+
+
+@pytest.mark.parametrize("name", ["attention", "text_hash"])
+def test_sizes_of_several_attentions_or_texts_are_not_fitted_together(tmp_path, name):
+    run = {"max_flops": 1e12, "parameters": 10, "val_bpb": 2.0}
+    put_sweep(tmp_path, [run | {name: "a"}, run | {name: "b"}])
+    with pytest.raises(SystemExit, match=f"has several values of {name}: give a sweep of sizes alone"):
+        read_budgets(tmp_path, "parameters")
 
 
 @pytest.mark.slow
