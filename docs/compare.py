@@ -162,6 +162,9 @@ class Comparison:
                 self.picks[size, name] = picks
             if name == self.baseline and picks:
                 self.lengths[size].append(picks)
+        if not self.sizes:
+            problem = f"{folder} has no finished run with bits per byte"
+            raise SettingsError(problem, "let one finish; docs/recall.py tabulates runs of data=recall")
         for size in self.sizes:
             count = len(self.picks[size, self.baseline])
             if count < 2:

@@ -360,3 +360,10 @@ def test_a_folder_that_lacks_what_is_needed_is_one_sentence(tmp_path):
         compare(tmp_path / "recorded")
     with pytest.raises(SettingsError, match="holds no sweep"):
         compare(tmp_path / "nothing")
+
+
+def test_runs_without_bits_per_byte_are_named(tmp_path):
+    """As those of a task, of which there is no baseline either."""
+    put_job(tmp_path, 0, "data.source=recall", "seed=1", val_bpb=None, val_accuracy=0.5)
+    with pytest.raises(SettingsError, match=r"has no finished run with bits per byte: .* docs/recall.py tabulates"):
+        compare(tmp_path)

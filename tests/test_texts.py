@@ -1016,6 +1016,8 @@ def test_mail_that_is_encoded_is_told_and_the_command_of_the_page_writes_its_tex
         mail.set_content(body, cte=encoding)
         mail.add_attachment(bytes(range(256)), maintype="image", subtype="png")
         box.add(mail)
+    box.add("From: a\nContent-Type: text/plain\n\nNaïve.\n".encode())  # as they lie in archives
+    box.add(b"From: a\nContent-Type: text/plain; charset=x-unknown\n\nNo such.\n")
     box.close()
     source = of_path(tmp_path / "mail.mbox", "files")
     assert "Café" not in read(source)[0]
@@ -1023,7 +1025,7 @@ def test_mail_that_is_encoded_is_told_and_the_command_of_the_page_writes_its_tex
     assert source.note_lines() == [f"{fact}: 1, first in {tmp_path}/mail.mbox."]
     command = command_of_the_page("python -c 'import email,", "> mail.jsonl")
     subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
-    assert read(of_path(tmp_path / "mail.jsonl", "files")) == bodies
+    assert read(of_path(tmp_path / "mail.jsonl", "files")) == [*bodies, "Naïve.\n", "No such.\n"]
 
 
 def test_the_command_of_the_page_copies_notes_without_fields_private_folders_and_other_encodings(tmp_path):
