@@ -107,9 +107,14 @@ class AttentionConfig:
         if "nope" in given and self.position not in TURNING:
             problem = f"attention={self.attention}: nope leaves out the rotation of model.position=rope"
             raise SettingsError(f"{problem}, not of {self.position}", "leave out nope, or set model.position=rope")
-        if self.head_size is None:
-            _must_divide("n_head", self.n_head, "n_embd", self.n_embd, "another model.n_embd")
-        _must_divide("n_kv_head", self.kv_heads, "n_head", self.n_head, "null for one per query head")
+        if self.head_size is None and self.n_embd % self.n_head:
+            # Numbers of heads that the other settings take too: key/value heads divide them, RoPE turns pairs.
+            share = (self.n_kv_head or 1, 2 if self.position == "rope" and self.rope_fraction == 1 else 1)
+            fit = [n for n in _divisors(self.n_embd) if n % share[0] == 0 and self.n_embd // n % share[1] == 0]
+            raise _indivisible("n_head", self.n_head, "n_embd", self.n_embd, fit, "another model.n_embd")
+        if self.n_head % self.kv_heads:
+            fit = _divisors(self.n_head)
+            raise _indivisible("n_kv_head", self.kv_heads, "n_head", self.n_head, fit, "null for one per query head")
 
     @property
     def forms(self) -> list[str]:
@@ -211,14 +216,13 @@ class GPTConfig(AttentionConfig):
         return 64 * -(-8 * self.n_embd // 192) if self.mlp == "swiglu" else 4 * self.n_embd
 
 
-def _must_divide(
-    part: str,
-    count: int,
-    whole: str,
-    size: int,
-    other: str,
-) -> None:
-    if size % count:
-        choices = ", ".join(str(n) for n in range(1, min(size, 1024) + 1) if size % n == 0)
-        problem = f"model.{part}={count} does not divide model.{whole}={size}"
-        raise SettingsError(problem, f"choose model.{part} from {choices}, or {other}")
+def _divisors(size: int) -> list[int]:
+    """Return the divisors of a size up to 1,024."""
+    return [n for n in range(1, min(size, 1024) + 1) if size % n == 0]
+
+
+def _indivisible(part: str, count: int, whole: str, size: int, fit: list[int], other: str) -> SettingsError:
+    """Return the error for a count that does not divide a size. fit: counts in its place; other: another remedy."""
+    problem = f"model.{part}={count} does not divide model.{whole}={size}"
+    choices = f"model.{part} from {', '.join(map(str, fit))}, or " if fit else ""
+    return SettingsError(problem, f"choose {choices}{other}")

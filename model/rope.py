@@ -257,7 +257,7 @@ def half_a_pair(config: AttentionConfig, head_dim: int, wanted: float) -> Settin
     """Return the error for settings that rotate `wanted` of head_dim channels, no even number."""
     # Name the settings that were given, with a value that makes pairs. The form gta rotates half of a head.
     D = config.head_channels
-    parts = D // head_dim
+    parts = 1 if head_dim == D else 2  # of an odd D the half is rounded down
     even = 2 * parts * -(-D // (2 * parts))
     given = f"model.n_embd={config.n_embd} / model.n_head={config.n_head}"
     remedy = f"set model.head_size={even}"

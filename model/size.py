@@ -14,6 +14,9 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.modes import eval_mode
 
+# Settings by which the sides of weights grow.
+SIZES = ("n_embd", "vocab_size", "block_size", "n_inner", "n_head", "head_size", "latent_size", "ngram_rows")
+
 
 class DrawNothing(TorchFunctionMode):
     """Skips normal_(): on the meta device torch would import 800 modules for it."""
@@ -47,8 +50,9 @@ def count_weights(config: GPTConfig) -> int:
     except (RuntimeError, OverflowError, TypeError) as error:
         if "overflow" not in str(error).lower():
             raise  # of a form or modifier that reads numbers as it is made; there are none here
-        widths = [f"model.{name}={getattr(config, name)}" for name in ("n_embd", "vocab_size", "block_size")]
-        raise SettingsError("a weight would have more than 2^63 numbers", f"lower {' or '.join(widths)}") from None
+        largest = max(SIZES, key=lambda name: getattr(config, name) or 0)
+        remedy = f"lower model.{largest}={getattr(config, largest)}"
+        raise SettingsError("a weight would have more than 2^63 numbers", remedy) from None
     # Multiply the tensors of a block: block i stands for blocks i, i + kinds, …, below n_layer.
     numbers = 0
     for name, tensor in weights.items():

@@ -502,6 +502,25 @@ def test_settings_that_do_not_fit_are_named(settings, named):
         count_weights(config) if config.vocab_size else GPT(config)
 
 
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"n_embd": 12, "n_head": 5}, "choose model.n_head from 1, 2, 3, 6, or another model.n_embd"),
+        ({"n_embd": 12, "n_head": 5, "n_kv_head": 3}, "choose model.n_head from 3, 6, or another model.n_embd"),
+        ({"n_embd": 12, "n_head": 5, "position": "none"}, "choose model.n_head from 1, 2, 3, 4, 6, 12, or another"),
+        ({"n_embd": 12, "n_head": 5, "n_kv_head": 5}, "choose another model.n_embd"),
+        ({"attention": "gta", "head_size": 3}, "set model.head_size=4, or another model.position"),
+        ({"n_inner": 2**62}, f"lower model.n_inner={2**62}"),
+        ({"ngrams": [2], "ngram_rows": 2**61}, f"lower model.ngram_rows={2**61}"),
+    ],
+    ids=str,
+)
+def test_a_remedy_for_sizes_fits_the_other_settings(settings, remedy):
+    with pytest.raises(SettingsError) as raised:
+        count_weights(GPTConfig(vocab_size=50, **settings))
+    assert raised.value.remedy.startswith(remedy)
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_a_size_may_be_an_integer_of_numpys():
     config = GPTConfig(vocab_size=np.int64(61), n_layer=np.int32(2))
