@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -172,7 +173,8 @@ def read_prompts(where: str) -> list[Prompt]:
     lines = text.split("\n")
     written = [line.removesuffix("\r") for line in lines if line.strip()]
     if not written:
-        raise DataError(f"prompts={where} has no prompts", "write one a line")
+        is_table = any(is_named(where, kind) for kind in ("csv", "json", "jsonl"))
+        raise DataError(f"prompts={where} has no prompts", "add a record with one" if is_table else "write one a line")
     with naming("prompts", where):
         if is_named(where, "csv"):
             records = prompt_rows(text, where)
@@ -189,7 +191,7 @@ def read_prompts(where: str) -> list[Prompt]:
 
 
 def prompt_rows(text: str, where: str) -> Iterator[Record]:
-    """Yield the rows of a table of prompts; an empty seed is none, others are numbers."""
+    """Yield the rows of a table of prompts; an empty seed is none, others are numbers, as pandas' 3.0."""
     _, names = csv_header(io.StringIO(text, newline=""), where)
     refuse_excels_line(where, names)
     if "prompt" not in names:
@@ -201,7 +203,8 @@ def prompt_rows(text: str, where: str) -> Iterator[Record]:
             continue
         seed = record.fields.pop("seed", "")
         if seed:
-            record.fields["seed"] = int(seed) if seed.isdecimal() else seed
+            number = re.fullmatch(r"(\d+)(?:\.0+)?", seed)
+            record.fields["seed"] = int(number[1]) if number else seed
         yield record
 
 
@@ -216,6 +219,8 @@ def checked_prompt(record: Record) -> Prompt:
     seed = prompt.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < SEEDS:
         remedy = "choose a whole number from 0 to 2^32 - 1, or leave it out"
+        if isinstance(seed, str) and seed.isdecimal():
+            remedy = f"write it without quotes, or {remedy}"
         raise DataError(f"{place} has seed={json.dumps(seed):.40}", remedy, value=source)
     return prompt
 
@@ -245,8 +250,8 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
     if max((job.seed for job in jobs), default=0) >= SEEDS:
         problem = f"num_samples={config.num_samples} leads a seed of the prompts beyond 2^32 - 1"
         raise SettingsError(problem, "lower one of them")
-    different = {(job.prompt["prompt"], 0 if is_greedy(config) else job.seed) for job in jobs}
-    tell_equal(len(jobs), len(different), config)
+    pairs = {(job.prompt["prompt"], job.seed) for job in jobs}
+    tell_equal(len(jobs), len(pairs), config, greedy=len({text for text, _ in pairs}))
     tell_replaced(prompts)
     tell_settings(prompts, config)
     made_by = sampler_hash(checkpoint, config)
@@ -290,16 +295,27 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0 or params.top_k == 1
 
 
-def tell_equal(samples: int, different: int, config: SampleConfig) -> None:
-    """Tell how many samples repeat another, if fewer are different."""
+def tell_equal(samples: int, prompts_and_seeds: int, config: SampleConfig, greedy: int = 1) -> None:
+    """Tell how many samples repeat another, if fewer are different.
+
+    prompts_and_seeds: the number of different pairs; greedy: that of different prompts, whose likeliest text is one.
+    """
+    different = greedy if is_greedy(config) else prompts_and_seeds
     if different == samples:
         return
     cause = "the same prompt and seed"
-    remedy = "num_samples=N writes N of each prompt with the seeds from its own on, or give each record a seed"
+    remedies = []
+    if prompts_and_seeds < samples and config.num_samples > 1:
+        apart = f"whose seeds are at least num_samples={config.num_samples} apart"
+        remedies.append(f"write each prompt once, or records {apart}")
+    elif prompts_and_seeds < samples:
+        each = "num_samples=N writes N of each prompt with the seeds from its own on"
+        remedies.append(f"{each}, or give each record a seed of its own")
     if is_greedy(config):
         cause = "the same prompt, with the likeliest token at each step"
-        remedy = "raise temperature" if config.temperature == 0 else "leave out top_k=1"
-    print_error(f"{plural(samples - different, 'sample')} of {samples:,} repeat another of {cause}: {remedy}.")
+        remedies += ["raise temperature"] * (config.temperature == 0) + ["leave out top_k=1"] * (config.top_k == 1)
+    count = plural(samples - different, "sample")
+    print_error(f"{count} of {samples:,} repeat another of {cause}: {'; and '.join(remedies)}.")
 
 
 def sampler_hash(checkpoint: Checkpoint, config: SampleConfig) -> str:

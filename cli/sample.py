@@ -1,5 +1,6 @@
 """The work of sample.py: samples in the terminal or a file, and an interactive session."""
 
+import re
 import sys
 from contextlib import suppress
 from dataclasses import fields
@@ -8,7 +9,6 @@ import tiktoken
 
 from cli.prompts import (
     as_utf8,
-    is_greedy,
     read_prompts,
     read_text,
     tell_equal,
@@ -56,7 +56,11 @@ def write_samples(config: SampleConfig) -> None:
     # Begin the session, or write the texts.
     tell_joined(checkpoint.tokenizer, texts)
     try:
-        with memory_errors(f"batch_size={config.batch_size} needs more memory than there is", "lower it"):
+        batch = min(config.batch_size, config.num_samples * len(prompts))
+        needs, remedy = f"batch_size={config.batch_size} needs", "lower it"
+        if batch == 1:  # a lower one changes nothing
+            needs, remedy = "the model needs", "end other programs" + ", or set device=cpu" * (device.type != "cpu")
+        with memory_errors(f"{needs} more memory than there is", remedy):
             if config.interactive:
                 converse(checkpoint, config)
             elif config.prompts or config.results:
@@ -64,7 +68,7 @@ def write_samples(config: SampleConfig) -> None:
             else:
                 print_samples(model, checkpoint.tokenizer, config, texts[0])
     except FloatingPointError as error:
-        remedy = "set precision=bf16" if config.precision == "fp16" else "take an earlier one"
+        remedy = "set precision=bf16" if config.precision == "fp16" else "take another one"
         raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
 
 
@@ -86,7 +90,7 @@ def print_samples(
         size = f"The prompt has {len(tokens):,} tokens, but the model sees {limit:,}"
         print(f"{size}: only its end is read.", file=sys.stderr)
 
-    tell_equal(count, 1 if is_greedy(config) else count, config)  # seeds differ
+    tell_equal(count, count, config)  # seeds differ
 
     def heading(number: int) -> str:
         if count == 1:
@@ -152,9 +156,14 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
 
 def run_line(line: str, config: SampleConfig) -> SampleConfig:
     """Change the setting that a line names, or print the help; return the settings."""
-    name, _, value = line.replace("=", " ", 1).partition(" ")
-    if name in CHANGEABLE and value.strip():
-        return from_arguments(SampleConfig, [f"{name}={value.strip()}"], config)
+    name = re.split(r"\W", line, maxsplit=1)[0]
+    value = line.removeprefix(name).strip().removeprefix("=").strip()  # of /stop a=b all after the name
+    if name in CHANGEABLE and value:
+        try:
+            return from_arguments(SampleConfig, [f"{name}={value}"], config)
+        except SettingsError as error:  # with the remedy of a command
+            remedy = f"the default is /{name} {format_value(getattr(SampleConfig(), name))}"
+            raise SettingsError(error.problem, remedy) from None
     settings = [f"/{key} {format_value(getattr(config, key))}" for key in CHANGEABLE]
     say("\n".join([HELP, *settings]))
     return config

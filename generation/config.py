@@ -26,7 +26,7 @@ class SamplingParams:
     """Sample from tokens at least this fraction as likely as the likeliest (Nguyen et al. 2024)."""
     max_new_tokens: int = 256
     """Length limit of a sample in tokens; it also ends where the model ends the document."""
-    stop: list[str] = field(default_factory=list)
+    stop: list[str] | None = field(default_factory=list)
     """End a sample before the first of these strings, as in 'stop=\\n\\n' or 'stop=["\\n\\n","THE END"]'."""
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class SampleConfig(SamplingParams):
         at_least("seed", self.seed, 0, ANY_SEED)
         if self.seed > SEEDS - self.num_samples:
             problem = f"seed={self.seed} must be from 0 to 2^32 less num_samples={self.num_samples}"
-            raise SettingsError(problem, "change one of them")
+            raise SettingsError(problem, ANY_SEED if self.seed >= SEEDS else "lower num_samples")
 
 
 AS_TRAINED = "as in training"

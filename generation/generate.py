@@ -101,7 +101,7 @@ def _generate(
     limit = model.longest_context  # None: a state reads a text of any length
     prompts = [[index(token) for token in prompt] for prompt in prompts]  # also of tensors and arrays
     prompts = [prompt if limit is None else prompt[-limit:] for prompt in prompts]
-    detokenizers = [Detokenizer(tokenizer, params.stop) for _ in prompts]
+    detokenizers = [Detokenizer(tokenizer, params.stop or ()) for _ in prompts]
     pending: list[list[int]] = [[] for _ in prompts]  # the ids that no chunk of the sample has yet
     # A generator for each sample: its random numbers do not depend on the size of the batch.
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]

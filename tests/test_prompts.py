@@ -184,7 +184,7 @@ REFUSED = {
     '{"text": "a"}\n': "prompts={prompts} line 1 has no text in the field prompt",
     '{"prompt": "a", "seed": -1}': "prompts={prompts} line 1 has seed=-1: choose a whole number",
     '{"prompt": "a", "seed": 4294967296}': "prompts={prompts} line 1 has seed=4294967296: choose a whole number",
-    '{"prompt": "a", "seed": "1"}': 'prompts={prompts} line 1 has seed="1": choose a whole number',
+    '{"prompt": "a", "seed": "1"}': 'prompts={prompts} line 1 has seed="1": write it without quotes',
 }
 
 
@@ -240,6 +240,11 @@ def test_strings_in_json_lines_are_prompts_and_quoted_lines_of_a_text_are_not(tm
         assert [prompt["prompt"] for prompt in read_prompts(str(tmp_path / name))] == expected
 
 
+def test_seeds_of_a_table_may_have_a_fraction_of_zero_as_pandas_writes_them_beside_an_empty_one(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,seed\nab,3.0\ncd,\n")
+    assert read_prompts(str(tmp_path / "a.csv")) == [{"prompt": "ab", "seed": 3}, {"prompt": "cd"}]
+
+
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
@@ -253,6 +258,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ("a.json", '[{"text": "a"}]', "a.json record 1 has no text in the field prompt"),
         ("a.json", "[]", "a.json has no prompts: add a record"),
         ("a.csv", "prompt,seed\n", "a.csv has no prompts: add a record"),
+        ("a.csv", "", "a.csv has no prompts: add a record"),
         ("a.csv", "sep=;\nid;prompt\n1;ab\n", "a.csv begins with a line for Excel, sep=: tail -n +2"),
         ("a.csv", "prompt,prompt\nab,cd\n", "a.csv has 2 columns called prompt: (echo prompt,prompt2;"),
         ("a.jsonl", '{"prompt": "a", "prompt": "b"}\n', "a.jsonl line 1 has prompt twice: leave one out"),
@@ -299,6 +305,12 @@ EQUAL = {
     ),
     "greedy": ("ab\n", {"num_samples": 3, "temperature": 0.0}, "2 samples of 3 repeat .* raise temperature"),
     "the likeliest": ("ab\nc\n", {"num_samples": 2, "top_k": 1}, "2 samples of 4 repeat .* leave out top_k=1"),
+    "records that meet": (
+        '{"prompt": "ab", "seed": 1}\n{"prompt": "ab", "seed": 2}\n',
+        {"num_samples": 2},
+        "of the same prompt and seed: write each prompt once, or records whose seeds are at least num_samples=2 apart",
+    ),
+    "greedy twice": ("ab\nab\n", {"temperature": 0.0, "top_k": 1}, "own; and raise temperature; and leave out top_k=1"),
     "other seeds": ('{"prompt": "ab", "seed": 1}\n{"prompt": "ab", "seed": 2}\n', {}, ""),
     "other prompts": ("ab\nabc\n", {"num_samples": 2}, ""),
 }

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import first_of, random_gpt, run_here, started
 
+from cli.sample import run_line
 from common.errors import SettingsError, format_value
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, make_tokenizer
@@ -213,6 +214,16 @@ def test_settings_can_be_changed_on_the_fly_and_a_bad_value_changes_nothing(say,
     assert "top_k=many is not a whole number, or null" in shown and shown.count("\n/top_k null\n") == 2
 
 
+def test_a_line_of_a_session_is_the_setting_that_was_typed_and_its_remedy_a_line_too():
+    config = SampleConfig(num_samples=3)
+    for line, stop in {"stop a=b": ["a=b"], "stop=a b": ["a b"], "stop = a": ["a"], "stop null": []}.items():
+        assert run_line(line, config).stop == stop
+    assert run_line("temperature = 0.5", config).temperature == 0.5
+    for line, remedy in {"num_samples 0": "/num_samples 1", "seed -1": "/seed 1", "top_k 0": "/top_k null"}.items():
+        with pytest.raises(SettingsError, match=f": the default is {remedy}\\.$"):
+            run_line(line, config)
+
+
 def test_ctrl_c_ends_a_text_but_not_the_session_and_the_next_line_may_continue_it(say, monkeypatch):
     calls, step = [], Decoder.step
 
@@ -281,7 +292,7 @@ def test_a_checkpoint_whose_logits_are_not_finite_is_refused_and_so_is_a_batch_t
     model = random_gpt(vocab_size=257)
     model.blocks[0].mlp.down_proj.weight.data.fill_(1e38)
     save_checkpoint(tmp_path / "step_2", model=model, tokenizer=BYTE, config=TrainConfig(model=model.config))
-    for precision, remedy in (("auto", "take an earlier one"), ("fp16", "set precision=bf16")):
+    for precision, remedy in (("auto", "take another one"), ("fp16", "set precision=bf16")):
         with pytest.raises(SettingsError, match=rf"step_2 is unusable \(its logits are not finite\): {remedy}"):
             sample(SampleConfig(checkpoint=str(tmp_path / "step_2"), precision=precision))
     done = run_here("sample.py", f"checkpoint={run_directory}", "num_samples=0", cwd=tmp_path)
@@ -293,4 +304,6 @@ def test_a_checkpoint_whose_logits_are_not_finite_is_refused_and_so_is_a_batch_t
 
     monkeypatch.setattr(Decoder, "_forward", out_of_memory)
     with pytest.raises(SettingsError, match=r"batch_size=16 needs more memory than there is \(too much\): lower it"):
-        sample(SampleConfig(checkpoint=str(run_directory)))
+        sample(SampleConfig(checkpoint=str(run_directory), num_samples=17))
+    with pytest.raises(SettingsError, match=r"the model needs more memory .*\): end other programs\.$"):
+        sample(SampleConfig(checkpoint=str(run_directory), device="cpu"))
