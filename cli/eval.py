@@ -2,6 +2,8 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -22,6 +24,7 @@ from training.evaluation import evaluate
 
 TALES = 64
 TALE_TOKENS = 512  # no tale has as many: a sample that reaches them has not ended
+ANOTHER = "take another one"
 
 # The printed rows: title, attribute of Evaluation, format.
 TEXT_FIGURES = {
@@ -61,15 +64,13 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
     params = [scoring_params(checkpoint, config) for checkpoint in checkpoints]
     scores = []
     for checkpoint, tokens, each in zip(checkpoints, text.tokens, params, strict=True):
-        try:
+        remedy = "set precision=fp32, or " * (compute_type(checkpoint, config) != torch.float32) + ANOTHER
+        with refused_if_infinite(checkpoint, remedy):
             scores.append(score(checkpoint.model, checkpoint.tokenizer, tokens, each))
-        except FloatingPointError as error:
-            remedy = "set precision=fp32, or take another one"
-            raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
     # Print a column for each checkpoint, then the difference.
     totals = [each.total for each in scores]
     say(f"text        {text.description}; {plural(totals[0].text_bytes, 'byte')} scored")
-    for note in [*text.notes, *code_notes(checkpoints)]:
+    for note in [*text.notes, *code_notes(checkpoints), *stride_notes(checkpoints, config.stride)]:
         say(f"note        {note}")
     print_columns(checkpoints, totals, TEXT_FIGURES)
     print(f"{'gzip':12}{gzip_bits(checkpoints[0].tokenizer, text.tokens[0]):.4f} bits/byte")
@@ -84,6 +85,21 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
     return scores
 
 
+@contextmanager
+def refused_if_infinite(checkpoint: Checkpoint, remedy: str) -> Iterator[None]:
+    """Turn a FloatingPointError of logits into a CheckpointError."""
+    try:
+        yield
+    except FloatingPointError as error:
+        raise CheckpointError(f"checkpoint={checkpoint.path} is unusable ({error})", remedy) from None
+
+
+def stride_notes(checkpoints: list[Checkpoint], stride: int | None) -> list[str]:
+    """Return a note for each model whose block_size is taken in place of a larger stride."""
+    sizes = {checkpoint.model.config.block_size for checkpoint in checkpoints}
+    return [f"stride={stride} is read as block_size={size}, the largest" for size in sizes if (stride or 0) > size]
+
+
 def code_notes(checkpoints: list[Checkpoint]) -> list[str]:
     """Return a note on checkpoints of different files of code=, of which one runs here."""
     files = {checkpoint.meta.config.get("code_hash") for checkpoint in checkpoints} - {None}
@@ -95,8 +111,9 @@ def score_task(config: EvalConfig, checkpoint: Checkpoint) -> list[Evaluation]:
     """Print and return the score of a checkpoint on its task, on held-out sequences."""
     task = learned_task(checkpoint)
     block_size = checkpoint.model.config.block_size
-    if config.against:
-        raise SettingsError(f"against={config.against} needs a text, and data={task.name} has none", "leave it out")
+    for name, value in (("against", config.against), ("stride", config.stride)):
+        if value:
+            raise SettingsError(f"{name}={value} needs a text, and data={task.name} has none", "leave it out")
     batch_size = max(1, PASS_TOKENS // block_size)
     result = evaluate(checkpoint.model, task, batch_size, scoring_params(checkpoint, config).autocast)
     print(f"task        {task.name}: {HELD_OUT:,} held-out windows of {block_size:,} tokens")
@@ -111,8 +128,9 @@ def write_tales(checkpoint: Checkpoint) -> list[str]:
     params = SampleConfig(max_new_tokens=TALE_TOKENS, num_samples=TALES)
     seeds = [params.seed + number for number in range(TALES)]
     tales = [""] * TALES
-    for chunk in generate(checkpoint.model, checkpoint.tokenizer, [prompt] * TALES, seeds=seeds, params=params):
-        tales[chunk.sample] += chunk.text
+    with refused_if_infinite(checkpoint, ANOTHER):
+        for chunk in generate(checkpoint.model, checkpoint.tokenizer, [prompt] * TALES, seeds=seeds, params=params):
+            tales[chunk.sample] += chunk.text
     return tales
 
 
@@ -130,15 +148,18 @@ def check_tales(checkpoint: Checkpoint) -> None:
         print("first slip  " + ", ".join(f"{slip} {count}" for slip, count in slips.most_common()))
 
 
+def compute_type(checkpoint: Checkpoint, config: EvalConfig) -> torch.dtype:
+    """Return the type of the matrix products; an automatic one is the run's."""
+    name = checkpoint.meta.config.get("precision", "auto") if config.precision == "auto" else config.precision
+    return choose_precision(name, checkpoint.model.device)
+
+
 def scoring_params(checkpoint: Checkpoint, config: EvalConfig) -> ScoringParams:
     """Return the scoring parameters; automatic precision and the document mask are the run's."""
-    device = checkpoint.model.device
-    settings = checkpoint.meta.config
-    name = settings.get("precision", "auto") if config.precision == "auto" else config.precision
-    dtype = choose_precision(name, device)
-    autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+    dtype = compute_type(checkpoint, config)
+    autocast = torch.autocast(checkpoint.model.device.type, dtype=dtype, enabled=dtype != torch.float32)
     with readable(checkpoint.path):
-        document_mask = settings.get("data", {}).get("document_mask")
+        document_mask = checkpoint.meta.config.get("data", {}).get("document_mask")
     separator = checkpoint.encoding.eot_token if document_mask and checkpoint.encoding else None
     return ScoringParams(autocast, config.stride, separator)
 

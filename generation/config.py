@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from common.errors import ANY_SEED, SettingsError, at_least, check_types, format_value, fraction, in_utf8, one_of
-from data.config import WITH_PATH
+from data.config import VOCABULARIES, WITH_PATH
 
 SEEDS = 2**32
 """Seeds with a text of their own: torch takes more, and draws the numbers of the lowest 32 bits of each."""
@@ -129,10 +129,19 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "data.")
+        if self.source in VOCABULARIES:
+            problem = f"data={self.source} is a task, on which eval.py scores the models that have learned it"
+            raise SettingsError(problem, "leave it out")
         if self.source is not None:
             one_of("data.source", self.source, SCORED)
         if self.source in (*WITH_PATH, "hf") and not self.path:
             raise SettingsError(f"data={self.source} has nothing to score", "give data.path=..., a file or folder")
+
+    @property
+    def reading(self) -> dict[str, str | None]:
+        """The settings that say how a text is read, if they are given."""
+        given = {"data.text_field": self.text_field} if self.text_field is not None else {}
+        return given | ({"data.separator": self.separator} if self.separator != AS_TRAINED else {})
 
     @property
     def is_given(self) -> bool:
@@ -170,7 +179,12 @@ class EvalConfig:
         at_least("stride", self.stride, 1)
         # Tales take the place of scoring, to which these settings belong.
         of_scoring = {"against": self.against, "stride": self.stride, "data.path": self.data.path}
-        of_scoring["data.source"] = self.data.source
-        for name, value in of_scoring.items():
-            if self.tales and value:
-                raise SettingsError(f"{name}={value} and tales=true are both given", "choose one")
+        of_scoring |= {"data": self.data.source, "precision": self.precision if self.precision != "auto" else None}
+        reading = self.data.reading
+        for name, value in (of_scoring | reading).items():
+            if self.tales and (value or name in reading):
+                raise SettingsError(f"{name}={format_value(value)} and tales=true are both given", "choose one")
+        for name, value in reading.items():
+            if not self.data.is_given:
+                remedy = "leave it out for the validation split, which is read as in training, or give data.path=..."
+                raise SettingsError("is given without a text", remedy, setting=name, value=value)

@@ -516,6 +516,24 @@ def test_what_is_not_finite_is_refused_in_weights_and_in_logits(text_settings, t
             score_checkpoints(EvalConfig(**text_settings | {"checkpoint": str(tmp_path / str(bad))}))
 
 
+@pytest.mark.parametrize(("precision", "remedy"), [("fp32", ""), ("auto", ""), ("bf16", "set precision=fp32, or ")])
+def test_logits_that_are_not_finite_are_blamed_on_the_precision_where_there_is_a_wider_one(
+    precision, remedy, text_settings, monkeypatch
+):
+    monkeypatch.setattr("cli.eval.score", mock.Mock(side_effect=FloatingPointError("its logits are not finite")))
+    with pytest.raises(CheckpointError, match=rf"\(its logits are not finite\): {remedy}take another one\.$"):
+        score_checkpoints(EvalConfig(**text_settings, precision=precision))
+    monkeypatch.setattr("cli.eval.generate", mock.Mock(side_effect=FloatingPointError("its logits are not finite")))
+    with pytest.raises(CheckpointError, match=r"\(its logits are not finite\): take another one\.$"):
+        score_checkpoints(EvalConfig(checkpoint=text_settings["checkpoint"], device="cpu", tales=True))
+
+
+def test_a_stride_above_block_size_is_told_with_the_one_that_is_read(text_settings, tmp_path, capsys):
+    (tmp_path / "short").write_text("a short text")
+    score_checkpoints(EvalConfig(**text_settings | {"data": TextConfig(path=str(tmp_path / "short"))}, stride=999))
+    assert re.search(r"\nnote        stride=999 is read as block_size=\d+, the largest\n", capsys.readouterr().out)
+
+
 @pytest.mark.slow
 def test_a_model_of_a_task_is_scored_on_its_windows_alone(tmp_path, capsys):
     model = random_gpt(vocab_size=1024, block_size=32)
@@ -526,8 +544,9 @@ def test_a_model_of_a_task_is_scored_on_its_windows_alone(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("task        recall: ") and f"accuracy    {found.accuracy:.4f}" in shown
     assert re.search(rf"nats/answer +{found.loss:.4f}\n", shown)
-    with pytest.raises(SettingsError, match=r"^against=.* needs a text, and data=recall has none: leave it out"):
-        score_checkpoints(EvalConfig(**asked, against=asked["checkpoint"]))
+    for name, value in (("against", asked["checkpoint"]), ("stride", 3)):
+        with pytest.raises(SettingsError, match=f"^{name}=.* needs a text, and data=recall has none: leave it out"):
+            score_checkpoints(EvalConfig(**asked, **{name: value}))
 
 
 @pytest.mark.slow

@@ -661,7 +661,11 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ("sample.py", "temprature=1", "there is no setting temprature: did you mean temperature?"),
         ("sample.py", "seed=many", "seed=many is not a whole number: correct it, or leave it out for seed=1"),
         ("sample.py", "top_p=2", "at most 1: correct it, or leave it out for top_p=1.0"),
-        ("sample.py", "num_samples=1e20", "must be from 0 to 2^32 less num_samples=100000000000000000000: lower num_samples"),
+        (
+            "sample.py",
+            "num_samples=1e20",
+            "must be from 0 to 2^32 less num_samples=100000000000000000000: lower num_samples",
+        ),
         *(("sample.py", f"{name}=", f"{name}= is empty") for name in ("prompts", "prompt_file", "results")),
         *(("eval.py", f"{name}=", f"{name}= is empty") for name in ("checkpoint", "against", "page", "data.path")),
         ("export.py", "to=x import_from=", "import_from= is empty: give it a value, or leave it out"),
@@ -697,6 +701,9 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ("sample.py", "bogus", "cannot read 'bogus'"),
         ("export.py", "demo.html", "cannot read 'demo.html': settings are typed"),
         ("eval.py", "data=x", "data.source=x is not known: choose one of files, text"),
+        ("eval.py", "data=copy", "data=copy is a task, on which eval.py scores the models that have learned it: leave"),
+        ("eval.py", "data.separator=null", "data.separator=null is given without a text: leave it out for the valid"),
+        ("eval.py", "data.text_field=x", "data.text_field=x is given without a text"),
     ],
 )
 def test_what_the_other_commands_cannot_read_is_answered_likewise(script, typed, said):

@@ -155,6 +155,10 @@ def test_another_count_seed_or_grammar_is_another_text(monkeypatch):
         (EvalConfig, "data.path=a", "data.path=a and tales=true are both given: choose one"),
         (EvalConfig, "stride=3", "stride=3 and tales=true are both given: choose one"),
         (EvalConfig, "against=a", "against=a and tales=true are both given: choose one"),
+        (EvalConfig, "data=tales", "data=tales and tales=true are both given: choose one"),
+        (EvalConfig, "data.text_field=a", "data.text_field=a and tales=true are both given: choose one"),
+        (EvalConfig, "data.separator=null", "data.separator=null and tales=true are both given: choose one"),
+        (EvalConfig, "precision=fp32", "precision=fp32 and tales=true are both given: choose one"),
     ],
 )
 def test_what_means_nothing_is_refused_in_a_sentence(schema, typed, said):
