@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
 
-from common.errors import PICKLED, HuggingFaceError, cause, damage_named
+from common.errors import PICKLED, HuggingFaceError, cause, damage_named, mend
 
 WRITTEN = "that transformers' save_pretrained() wrote, with config.json and model.safetensors"
 """What a folder to import is."""
@@ -29,7 +29,7 @@ def find_folder(where: str) -> Path:
         if folder.is_dir():
             return folder
         if folder.is_file():
-            raise HuggingFaceError("is a file", f"give the folder {WRITTEN}; {PICKLED}", value=where)
+            raise HuggingFaceError("is a file", remedy_for_file(folder), value=where)
         from huggingface_hub import snapshot_download  # optional
 
         return Path(snapshot_download(where, allow_patterns=["*.json", "*.safetensors"]))
@@ -37,5 +37,16 @@ def find_folder(where: str) -> Path:
         raise
     except Exception as error:  # of the network, the hub or the disk
         fault = f"is not a local folder and could not be downloaded ({cause(error)})"
-        remedy = "check the name and the network, try pip install huggingface_hub, or give a folder"
-        raise HuggingFaceError(fault, remedy, value=where) from error
+        remedy = "check the name and the network"
+        if isinstance(error, ImportError):
+            absent = isinstance(error, ModuleNotFoundError)
+            remedy = "pip install huggingface_hub" if absent else mend("huggingface_hub")
+        raise HuggingFaceError(fault, f"{remedy}, or give a folder", value=where) from error
+
+
+def remedy_for_file(file: Path) -> str:
+    """Return the remedy for a file in place of a model's folder."""
+    if (file.parent / "config.json").exists():
+        return f"give its folder, {file.parent}"
+    pickled = f"; {PICKLED}" if file.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl") else ""
+    return f"give the folder {WRITTEN}{pickled}"

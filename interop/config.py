@@ -33,6 +33,8 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.import_from:
+            self.import_from = self.import_from.removeprefix("hf:")  # as init_from has it
         if self.dtype is not None:
             one_of("dtype", self.dtype, ("float16", "float32") if self.is_page else ("float32", "bfloat16", "float16"))
         if not self.to:

@@ -21,9 +21,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.errors import HuggingFaceError, SettingsError
+from common.errors import HuggingFaceError, SettingsError, format_value
 from common.files import read_foreign, regular
 from common.settings import build
+from common.text import plural
 from interop import WRITTEN, find_folder, first_names, importing
 from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
@@ -294,7 +295,7 @@ def _obstacles(model: GPT, model_type: str) -> list[str]:
         "norm_eps": model_type == "qwen3" and config.norm_eps != NORM_EPS,  # QK-norm has the same there
     }
     found += [name for name, lacking in lacks.items() if lacking]
-    obstacles = [f"{name}={getattr(config, name)}" for name in found]
+    obstacles = [f"{name}={format_value(getattr(config, name))}" for name in found]
     # The trained length is a whole number there. Ours may be block_size / rope_scaling_factor.
     rope = _rope(model)
     if config.rope_scaling in ("yarn", "llama3") and rope is not None and rope.trained % 1:
@@ -324,7 +325,9 @@ def to_huggingface(
     dtype = dtype or model.token_embedding.weight.dtype
     for name, tensor in plain_weights(model).items():
         if tensor.isfinite().all() and not tensor.to(dtype).isfinite().all():
-            raise SettingsError(f"dtype=float16 ends at 65,504, and {name} has larger weights", "set dtype=bfloat16")
+            problem = f"dtype={str(dtype).removeprefix('torch.')} ends at {torch.finfo(dtype).max:,.6g}"
+            wider = "bfloat16" if dtype == torch.float16 else "float32"
+            raise SettingsError(f"{problem}, and {name} has larger weights", f"set dtype={wider}")
 
     # Choose the class with the fewest obstacles; it must have none.
     obstacles = {model_type: _obstacles(model, model_type) for model_type in TARGETS}
@@ -420,7 +423,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
             remedy = f"set tie_word_embeddings to true if it shares the embedding, or {ANOTHER}"
             raise HuggingFaceError(fault, remedy, value=where)
 
-        _check_layers(weights, config.n_layer, where)
+        _check_layers(weights, config, where)
 
         # Building the shapes of a config.json with a billion layers would take forever.
         if config.n_layer > len(weights):
@@ -500,14 +503,16 @@ def _check_names(weights: dict[str, Tensor], config: GPTConfig, where: str) -> N
     raise HuggingFaceError(fault, remedy, value=where)
 
 
-def _check_layers(weights: dict[str, Tensor], n_layer: int, where: str) -> None:
+def _check_layers(weights: dict[str, Tensor], config: GPTConfig, where: str) -> None:
     """Raise HuggingFaceError if the file has more or fewer layers than its config.json."""
     held = {int(found[1]) for name in weights if (found := LAYER.match(name))}
+    n_layer = config.n_layer
     if not held or held != {*range(len(held))} or len(held) == n_layer:
         return
     remedy = f"set num_hidden_layers (of a GPT-2 n_layer) to {len(held)} there"
+    remedy += ", with as many layer_types" * ("/" in config.attention)
     remedy += ", or copy or download the others" if len(held) < n_layer else ": docs/library.md drops blocks afterwards"
-    raise HuggingFaceError(f"has {len(held)} layers, and its config.json {n_layer:,}", remedy, value=where)
+    raise HuggingFaceError(f"has {plural(len(held), 'layer')}, and its config.json {n_layer:,}", remedy, value=where)
 
 
 def _check_left_over(weights: dict[str, Tensor], used: set[str], where: str) -> None:
@@ -572,7 +577,10 @@ def read_config(where: str) -> GPTConfig:
             raise HuggingFaceError(problem, remedy, value=where)
 
         if not file.exists():
-            raise HuggingFaceError("has no config.json", f"give the folder {WRITTEN}", value=where)
+            remedy = f"give the folder {WRITTEN}"
+            if (file.parent / "meta.json").exists() or (file.parent / "checkpoints").exists():
+                remedy = f"a run or checkpoint of tinygpt is given as it is, by checkpoint={where} or init_from={where}"
+            raise HuggingFaceError("has no config.json", remedy, value=where)
 
         # Find its class.
         settings = json.loads(read_foreign(file))

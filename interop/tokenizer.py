@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shlex
 from contextlib import suppress
 from itertools import chain, count, pairwise
 from operator import itemgetter
@@ -37,6 +38,7 @@ GGML_PRE |= {GPT2_PATTERN: "gpt-2", DIGITS_PATTERN: "smollm", LLAMA3_PATTERN: "l
 COUNTED = re.compile(r"(?<!\\x)(\{\d[\d,]*\}|\{,\d+\})\+")
 """A counted quantifier that gives nothing back: {1,3}+."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # names there and here
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # values that keep all tokens; sample.py refuses the first
 CHOOSE = "choose a model with a byte-level BPE tokenizer, such as GPT-2's, Llama 3's or Qwen3's"
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 # Texts whose ids are compared if the tokenizers library is installed.
@@ -228,7 +230,8 @@ def _tell_borders(content: dict[str, Any], special: dict[str, int], file: Path) 
     ends = next((token for token in named if token is not None), end)
     for name, token in special.items():
         if token != end and token in (ends if isinstance(ends, list) else [ends]):
-            log.warning("%s: its texts end at %s too, here a text as others: set stop='%s'.", file, name, name)
+            typed = shlex.quote(f"stop={json.dumps([name], ensure_ascii=False) if name[:1] == '[' else name}")
+            log.warning("%s: its texts end at %s too, here a text as others: type %s for sample.py.", file, name, typed)
 
 
 def _tell_lost(folder: Path) -> None:
@@ -239,7 +242,7 @@ def _tell_lost(folder: Path) -> None:
         log.warning("%s: its chat template is not kept: docs/interop.md puts it beside an export.", folder)
     if (of_tokenizer.get("auto_map") or {}).get("AutoTokenizer"):
         log.warning("%s: its tokenizer has code of its own, which is not run: its tokenizer.json is read.", folder)
-    drawn = [f"{name}={of_text[name]}" for name in SAMPLING if of_text.get(name) is not None]
+    drawn = [f"{name}={of_text[name]}" for name in SAMPLING if of_text.get(name) not in (None, OFF.get(name))]
     if drawn and of_text.get("do_sample"):
         log.warning(
             "%s: its texts are drawn with %s, which is not kept: type it for sample.py.", folder, " ".join(drawn)

@@ -77,7 +77,8 @@ def demo_page(checkpoint: Checkpoint, to: str, dtype: str) -> str:
     size = sum(tensor.nbytes for tensor in weights.values()) * 4 // 3  # in base64
     if size > LARGEST:
         problem = f"to={to} would have {si(size, 3)}B, more than the {si(LARGEST, 3)}B that browsers open"
-        raise SettingsError(problem, "set dtype=float16" if dtype == "float32" else "choose a smaller model")
+        remedy = "set dtype=float16" if dtype == "float32" and size // 2 <= LARGEST else "choose a smaller model"
+        raise SettingsError(problem, remedy)
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise SettingsError(f"dtype=float16 ends at 65,504, and {name} has larger weights", "set dtype=float32")

@@ -170,7 +170,7 @@ def test_every_preset_can_be_exported(preset, tmp_path):
 
 def test_a_setting_that_no_class_has_beside_the_others_is_told_with_each_class_that_is_as_near(tmp_path):
     with pytest.raises(
-        HuggingFaceError, match=r"Qwen3ForCausalLM has no qkv_bias=True; Qwen2ForCausalLM has no qk_norm=T"
+        HuggingFaceError, match=r"Qwen3ForCausalLM has no qkv_bias=true; Qwen2ForCausalLM has no qk_norm=t"
     ):
         to_huggingface(random_gpt(qkv_bias=True), tmp_path / "out")
     to_huggingface(random_gpt(qkv_bias=True, qk_norm=False), tmp_path / "out")  # either remedy
@@ -182,13 +182,13 @@ def test_a_setting_that_no_class_has_beside_the_others_is_told_with_each_class_t
         ({"position": "alibi"}, "position=alibi", "tiny"),
         ({"mlp": "relu2"}, "mlp=relu2", "tiny"),
         *(({"attention": name}, f"attention={name}", "tiny") for name in ("average", "softmax1", "sdpa+nope/sdpa")),
-        (LLAMA | {"attention_window": 4, "bias": True}, "bias=True", "llama"),
+        (LLAMA | {"attention_window": 4, "bias": True}, "bias=true", "llama"),
         (LLAMA | {"attention_window": 1}, "attention_window=1", "llama"),
         (LLAMA | {"attention": "sdpa+gate/sdpa+nope"}, "attention=sdpa+gate/sdpa+nope", "llama"),
         (LLAMA | {"mlp": "relu2", "n_head": 3, "head_size": 8}, "mlp=relu2", "llama"),
-        ({"logit_softcap": 30.0}, "logit_softcap=30.0", "tiny"),
+        ({"logit_softcap": 30.0}, "logit_softcap=30", "tiny"),
         ({"norm_eps": 1e-5}, "norm_eps=1e-05", "tiny"),
-        (LLAMA | {"qkv_bias": True, "bias": True}, "bias=True", "llama"),
+        (LLAMA | {"qkv_bias": True, "bias": True}, "bias=true", "llama"),
         (LLAMA | {"rope_scaling": "llama3", "rope_scaling_factor": 3.0}, "rope_trained_length=5.33", "llama"),
         (GPT2 | {"norm": "rmsnorm"}, "norm=rmsnorm", "gpt2"),
         (GPT2 | {"n_kv_head": 2}, "n_kv_head=2", "gpt2"),
@@ -338,6 +338,10 @@ def test_a_weight_beyond_float16_is_refused_before_anything_is_written(tmp_path)
     with pytest.raises(SettingsError, match="ends at 65,504, and lm_head.weight has larger .*: set dtype=bfloat16"):
         to_huggingface(model, tmp_path / "half", dtype=torch.float16)
     assert not (tmp_path / "half").exists()
+    model.lm_head.weight.data[3, 5] = 3.4e38
+    with pytest.raises(SettingsError, match=r"dtype=bfloat16 ends at 3.38953e\+38, .*: set dtype=float32"):
+        to_huggingface(model, tmp_path / "half", dtype=torch.bfloat16)
+    model.lm_head.weight.data[3, 5] = 70_000.0
     to_huggingface(model, tmp_path / "brain", dtype=torch.bfloat16)
 
 
@@ -417,8 +421,25 @@ def test_the_hub_is_asked_once_for_a_model_and_what_it_does_not_have_is_refused_
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(HuggingFaceError, match="~nobody-here/a is not a local folder"):
         find_folder("~nobody-here/a")
-    with pytest.raises(HuggingFaceError, match=r"not a local folder.*pip install huggingface_hub"):
+    with pytest.raises(HuggingFaceError, match=r"not a local folder.*: pip install huggingface_hub, or give a folder"):
         from_huggingface("no/such-model")
+    hub.snapshot_download = mock.Mock(side_effect=OSError("no route to host"))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(HuggingFaceError, match=r"\(no route .*\): check the name and the network, or give a folder\.$"):
+        find_folder("no/such-model")
+
+
+def test_what_is_no_folder_of_theirs_is_answered_with_the_folder_or_the_way_of_a_run(tmp_path):
+    to_huggingface(random_gpt(), tmp_path / "theirs")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    file = tmp_path / "theirs" / "model.safetensors"
+    for where, remedy in (
+        (file, f"is a file: give its folder, {tmp_path / 'theirs'}"),
+        (tmp_path / "run", f"a run or checkpoint of tinygpt is given as it is, by checkpoint={tmp_path / 'run'} or"),
+    ):
+        with pytest.raises(HuggingFaceError, match=re.escape(remedy)):
+            read_config(str(where))
+    assert ExportConfig(import_from="hf:gpt2", to="ours").import_from == "gpt2"  # as init_from has it
 
 
 def test_a_disk_that_is_full_is_an_error_of_the_system(tmp_path, monkeypatch):

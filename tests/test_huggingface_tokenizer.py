@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import shlex
 import string
 import unicodedata
 from pathlib import Path
@@ -13,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import HuggingFaceError
+from common.settings import from_arguments
 from data.config import TokenizerConfig
 from data.tokenizer import BPE_PATTERN, END_OF_TEXT, make_tokenizer, train_bpe
+from generation.config import SampleConfig
 from interop.tokenizer import (
     DIGITS_PATTERN,
     GPT2_PATTERN,
@@ -381,4 +385,18 @@ def test_tokens_that_begin_and_end_a_text_there_and_not_here_are_told(bpe, tmp_p
     read_tokenizer_json(tmp_path)
     first, second = caplog.messages
     assert "its texts begin with <|begin|>, here with the token that ends them" in first
-    assert "its texts end at <|turn|> too, here a text as others: set stop='<|turn|>'" in second
+    assert "its texts end at <|turn|> too, here a text as others: type 'stop=<|turn|>' for sample.py" in second
+
+
+def test_a_remedy_for_settings_of_sampling_is_what_sample_py_reads_so(bpe, tmp_path, caplog):
+    special = {END_OF_TEXT: bpe.eot_token, "[END]": bpe.eot_token + 1}
+    tokens = dict(mergeable_ranks=bpe._mergeable_ranks, special_tokens=special)
+    save_tokenizer_json(tiktoken.Encoding("odd", pat_str=BPE_PATTERN, **tokens), tmp_path, 16)
+    drawn = {"do_sample": True, "temperature": 0.6, "top_k": 0, "top_p": 1.0, "eos_token_id": [*special.values()]}
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_text(json.dumps(drawn))
+    read_tokenizer_json(tmp_path)
+    ends, sampled = caplog.messages
+    (typed,) = re.findall("type (.*) for sample.py", ends)
+    assert from_arguments(SampleConfig, shlex.split(typed)).stop == ["[END]"]
+    assert "its texts are drawn with temperature=0.6, which is not kept" in sampled
