@@ -101,7 +101,7 @@ class AttentionConfig:
         positive("model.score_softcap", self.score_softcap)
         at_least("model.rope_scaling_factor", self.rope_scaling_factor, 1.0)
         # Check them together.
-        given = self.attention.replace("/", "+").split("+")
+        given = [name for layer in self.attention.split("/") for name in layer.split("+")[1:]]
         if "window" in given and self.attention_window is None:
             raise SettingsError(f"attention={self.attention} needs a window", "set model.attention_window=POSITIONS")
         if "nope" in given and self.position not in TURNING:
@@ -188,9 +188,11 @@ class GPTConfig(AttentionConfig):
         self.ngrams = self.ngrams or None
         for n in self.ngrams or ():
             at_least("each of model.ngrams", n, 2)
-        if self.ngrams and (len(set(self.ngrams)) < len(self.ngrams) or max(self.ngrams) > self.block_size):
-            above = f"has a size twice, or above model.block_size={self.block_size}"
-            raise SettingsError(f"model.ngrams={format_value(self.ngrams)} {above}", "give each once, and smaller ones")
+        ngrams = f"model.ngrams={format_value(self.ngrams)}"
+        if self.ngrams and len(set(self.ngrams)) < len(self.ngrams):
+            raise SettingsError(f"{ngrams} has a size twice", "give each once")
+        if self.ngrams and max(self.ngrams) > self.block_size:
+            raise SettingsError(f"{ngrams} has a size above model.block_size={self.block_size}", "give smaller ones")
         fraction("model.dropout", self.dropout, below=1)
         positive("model.logit_softcap", self.logit_softcap)
         positive("model.norm_eps", self.norm_eps)

@@ -111,7 +111,7 @@ def check_choices(model: GPT, but: Container[str] = ()) -> None:
                 remedy = "set it back"
                 if hasattr(model.config, setting):
                     value = getattr(model.config, setting)
-                    problem = f"model.config.{setting} is {value}, and the model's {name} was made with another"
+                    problem = f"model.config.{setting} is {value}, and the model's {name} computes with another"
                     remedy += ", or build a GPT with it and load the weights, as docs/library.md does"
                     remedy = remedy_by_pattern(model) or remedy
                 raise SettingsError(problem, remedy)

@@ -78,7 +78,7 @@ def test_every_modifier_has_an_answer_everywhere(modifier, capsys):
 
 @pytest.mark.slow
 def test_a_length_and_a_window_of_ones_own_are_asked(capsys):
-    main(["sdpa+window", "T=300", "window=128"])
+    main(["attention=sdpa+window", "T=300", "window=128"])  # as a command of training has it
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("window: 128") and len(lines) == 2 + 2 * 4
     assert re.search(r"cpu +float32 +300 tokens +chunks ", lines[2]) and "1 token, 300 keys" in lines[3]

@@ -367,7 +367,11 @@ def test_a_default_device_of_the_caller_is_there_after_a_file(tmp_path):
         (None, "code=FILE cannot be read (No such file or directory): give a Python file that registers a form, a"),
         ("this is no Python\n", "code=FILE, line 1: SyntaxError: invalid syntax"),
         ("\0", "code=FILE"),
-        ("x = 1\n", "code=FILE registers nothing: decorate a function or a class with @form or @modifier."),
+        ("x = 1\n", "code=FILE registers nothing: decorate a function or a class with @form, @modifier or @task."),
+        (
+            USED + "@form\ndef other(q, k, v): ...\n",
+            'code=FILE, line 3: @form has no name: write @form("NAME").',
+        ),
         (USED + "import sys\nsys.exit(3)\n", "code=FILE, line 4: SystemExit: 3: correct the file."),
         (USED + "form('mine')(None)\n", "code=FILE, line 3: the name 'mine' is taken: choose"),
         (USED + "form('sdpa')(None)\n", "code=FILE, line 3: the name 'sdpa' is taken: choose"),

@@ -134,7 +134,7 @@ def test_a_model_with_compiled_parts_is_written_as_the_model_that_it_is(tmp_path
     to_huggingface(model, tmp_path / "theirs")
     close(from_huggingface(str(tmp_path / "theirs"))(tokens), logits)
     model.config.rope_theta = 5.0
-    with pytest.raises(SettingsError, match=r"blocks.0.attention was made with another"):
+    with pytest.raises(SettingsError, match=r"blocks.0.attention computes with another"):
         to_huggingface(model, tmp_path / "others")
 
 
@@ -232,7 +232,7 @@ def test_a_setting_that_is_changed_after_the_model_was_made_is_not_written(name,
     built.load_state_dict(model.state_dict())
     check_choices(built)
     assert not torch.allclose(built(tokens), logits, atol=1e-4)
-    told = rf"model.config.{name} is {re.escape(str(value))}, and the model's .* was made with another"
+    told = rf"model.config.{name} is {re.escape(str(value))}, and the model's .* computes with another"
     with pytest.raises(SettingsError, match=told):
         save_checkpoint(tmp_path / "changed", model=model, tokenizer=None, config={"model": {}})
     assert not (tmp_path / "changed").exists()
@@ -330,7 +330,7 @@ def test_a_norm_of_torchs_own_is_written_if_it_is_the_one_of_the_settings(tmp_pa
         model.blocks[1].mlp_norm = norm
         if number < 2:
             with pytest.raises(
-                SettingsError, match=r"config.norm\w* is .*, and the model's blocks.1.mlp_norm was made"
+                SettingsError, match=r"config.norm\w* is .*, and the model's blocks.1.mlp_norm computes with"
             ):
                 to_huggingface(model, tmp_path / str(number))
     to_huggingface(model, tmp_path / "same")
@@ -379,7 +379,7 @@ def test_every_setting_is_refused_when_it_was_changed_or_needs_no_refusal():
         has_shapes = [(key, each.shape) for key, each in built.state_dict().items()]
         assert (has_shapes == [(key, each.shape) for key, each in weights.items()]) == (name not in SHAPING), name
         if name in REFUSED:
-            with pytest.raises(SettingsError, match=f"{name.split('_')[0]}.*(made with another|tie them again)"):
+            with pytest.raises(SettingsError, match=f"{name.split('_')[0]}.*(computes with another|tie them again)"):
                 check_weights(model)
                 check_choices(model)
         if name in WITHOUT_EFFECT:

@@ -479,6 +479,7 @@ def test_the_logits_of_a_batch_are_never_held_at_once(monkeypatch):
         ({"n_head": 4, "n_kv_head": 3}, "n_kv_head=3 does not divide model.n_head=4: choose model.n_kv_head from"),
         ({"n_embd": 12, "n_head": 4}, "rotates pairs of channels, but model.n_embd=12 / model.n_head=4 makes 3"),
         ({"attention": "fast"}, "attention=fast: 'fast' is no form"),
+        ({"attention": "sdpa/window"}, r"'window' is no form: add it to a form, as in sdpa\+window"),
         ({"attention": "sdpa+window"}, r"attention=sdpa\+window needs a window: set model.attention_window=POSITIONS"),
         ({"attention": "sdpa/sdpa+nope", "position": "alibi"}, "nope leaves out the rotation of model.position=rope"),
         ({"position": "absolute"}, "position=absolute is not known: choose one of rope, pope, learned, alibi, none"),

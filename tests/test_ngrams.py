@@ -88,7 +88,7 @@ def test_a_run_says_what_a_token_reads_and_keeps_the_sizes(train_config, tmp_pat
 
 
 def test_hugging_face_has_none_which_is_said_in_a_sentence(tmp_path):
-    with pytest.raises(HuggingFaceError, match=r"has no ngrams=\[2, 4\]\): train without those of one class"):
+    with pytest.raises(HuggingFaceError, match=r"has no ngrams=\[2,4\]\): train without those of one class"):
         to_huggingface(random_gpt(**TABLES), tmp_path / "out")
     to_huggingface(random_gpt(ngrams=[], ngram_rows=5), tmp_path / "out")
 
@@ -102,8 +102,8 @@ def test_sizes_are_typed_as_a_list(typed, wanted):
     ("typed", "said"),
     [
         ("ngrams=[1,2]", "each of model.ngrams=1 must be at least 2"),
-        ("ngrams=[2,3,2]", "model.ngrams=[2,3,2] has a size twice, or above model.block_size=128: give each once, and"),
-        ("ngrams=[200]", "model.ngrams=[200] has a size twice, or above model.block_size=128: give each once, and"),
+        ("ngrams=[2,3,2]", "model.ngrams=[2,3,2] has a size twice: give each once."),
+        ("ngrams=[200]", "model.ngrams=[200] has a size above model.block_size=128: give smaller ones."),
         ("ngrams=[two]", "model.ngrams=[two] is not a list of whole numbers, as in '[1,2]', or null"),
         ("ngram_rows=0", "model.ngram_rows=0 must be at least 1"),
     ],

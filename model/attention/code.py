@@ -47,11 +47,11 @@ def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:
 
 
 def run_codes(arguments: Sequence[str]) -> list[str]:
-    """Run each file of code=FILE among the arguments of a command; return the other arguments."""
+    """Run each file of code=FILE among the arguments of a command; return the others, attentions without attention=."""
     for argument in arguments:
         if argument.startswith("code="):
             run_code(argument.removeprefix("code="))
-    return [argument for argument in arguments if not argument.startswith("code=")]
+    return [argument.removeprefix("attention=") for argument in arguments if not argument.startswith("code=")]
 
 
 def file_of(arguments: Sequence[str]) -> str | None:
@@ -90,7 +90,8 @@ def execute(name: str, path: Path, registries: Sequence[dict[str, Any]]) -> list
         neighbours.are_complete = True
         if before == [*registries]:
             problem = f"code={name} registers nothing"
-            raise SettingsError(problem, "decorate a function or a class with @form or @modifier")
+            names = "@form, @modifier or @task" if len(registries) > 2 else "@form or @modifier"
+            raise SettingsError(problem, f"decorate a function or a class with {names}")
     except SettingsError:
         for registry, content in zip(registries, before, strict=True):
             registry.clear()

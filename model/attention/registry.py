@@ -40,6 +40,8 @@ def form(name: str) -> Callable[[Subject], Subject]:
     Raises SettingsError for a name that is taken, as modifier() does. What is defined again, as by a notebook's cell
     that runs twice, takes the place of what it was; models that were made before keep that.
     """
+    if not isinstance(name, str):  # it is what a decorator without brackets decorates
+        raise SettingsError("@form has no name", 'write @form("NAME")')
     return lambda subject: _register(FORMS, name, subject)
 
 
@@ -87,6 +89,10 @@ def check_names(attention: str) -> None:
                 remedy = f"{near}choose one of {', '.join(known)}, or give the file that registers it by code=FILE"
                 if name in SETTINGS | MODIFIERS:
                     remedy = f"add it to a form, as in sdpa+{name}"
+                elif name in FORMS:
+                    remedy = f"it is a form, and {names[0]}/{name} has the two in turns, layer by layer"
+                elif not name:
+                    remedy = "leave out the + or / beside it"
                 fault = f": {name!r} is no {'modifier' if place else 'form'}"
                 raise SettingsError(fault, remedy, setting="attention", value=attention)
             if names.count(name) > 1:
