@@ -87,6 +87,17 @@ def tell_literal(prompts: Iterable[str], typed: str = "") -> None:
         print_error(f"prompt= has \\n, which is read as two letters: {remedy}.")
 
 
+def tell_tokens(tokenizer: tiktoken.Encoding, prompts: Iterable[str]) -> None:
+    """Tell of names of an imported tokenizer's special tokens in prompts, which are letters here."""
+    names = [name for name in tokenizer._special_tokens if name != END_OF_TEXT]
+    found = [[name for name in names if name in prompt] for prompt in prompts]
+    count = sum(map(bool, found))
+    if count:
+        first = next(name for each in found for name in each)
+        remedy = "docs/interop.md makes tokens of such names in Python"
+        print_error(f"{plural(count, 'prompt')} with {first}, which is read as letters: {remedy}.")
+
+
 def tell_parts(prompts: Sequence[str]) -> None:
     """Tell of prompts whose letters are in parts, or with signs that nobody sees."""
     count = sum(map(has_letters_in_parts, prompts))

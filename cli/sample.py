@@ -16,6 +16,7 @@ from cli.prompts import (
     tell_line_ends,
     tell_literal,
     tell_parts,
+    tell_tokens,
     write_results,
 )
 from common.console import say
@@ -55,6 +56,7 @@ def write_samples(config: SampleConfig) -> None:
         print(f"{visible(seen_from_here(checkpoint.path))}, step {checkpoint.meta.progress.step}", file=sys.stderr)
     # Begin the session, or write the texts.
     tell_joined(checkpoint.tokenizer, texts)
+    tell_tokens(checkpoint.tokenizer, texts)
     try:
         batch = min(config.batch_size, config.num_samples * len(prompts))
         needs, remedy = f"batch_size={config.batch_size} needs", "lower it"
@@ -147,7 +149,9 @@ def converse(checkpoint: Checkpoint, config: SampleConfig) -> None:
                 config = run_line(line[1:], config)
             else:
                 prompt = as_utf8([{"prompt": line.removeprefix("/") if line else text}])[0]["prompt"]
+                tell_literal([line])
                 tell_joined(checkpoint.tokenizer, [line])
+                tell_tokens(checkpoint.tokenizer, [line])
                 tell_parts([line])
                 text = prompt + print_samples(checkpoint.model, checkpoint.tokenizer, config, prompt)
         except SettingsError as error:

@@ -13,7 +13,7 @@ import pytest
 import tiktoken
 from conftest import random_gpt, run_here, some
 
-from cli.prompts import read_prompts, read_text, tell_joined
+from cli.prompts import read_prompts, read_text, tell_joined, tell_tokens
 from common.errors import DataError, SettingsError
 from common.files import locked
 from data.config import TokenizerConfig
@@ -367,6 +367,17 @@ def test_white_space_at_a_prompts_end_is_told_if_a_word_after_it_has_other_token
         assert any(
             encode_text(tokenizer, text + word).tolist()[: len(shorter)] == shorter for word in ("ab", "cd", "ж")
         )
+
+
+def test_names_of_an_imported_tokenizers_special_tokens_are_told_to_be_letters(capsys):
+    special = {END_OF_TEXT: 256, "<|turn|>": 257, "<|system|>": 258}
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    tokenizer = tiktoken.Encoding("theirs", pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens=special)
+    tell_tokens(tokenizer, ["a <|turn|> b<|system|>", "<|system|>", END_OF_TEXT, "turn"])
+    told = "2 prompts with <|turn|>, which is read as letters: docs/interop.md makes tokens of such names in Python.\n"
+    assert capsys.readouterr().err == told
+    tell_tokens(BYTE, [END_OF_TEXT])  # which has a note of its own
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
