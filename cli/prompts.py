@@ -151,6 +151,17 @@ def ends_within_token(tokenizer: tiktoken.Encoding, text: str) -> bool:
     return begins_words or [*encode_text(tokenizer, f"{end}a")][: len(tokens)] != [*tokens]
 
 
+def tell_long(checkpoint: Checkpoint, prompts: Iterable[Prompt]) -> None:
+    """Tell of prompts that are longer than the context of the model."""
+    limit = checkpoint.model.longest_context
+    if limit is None:
+        return
+    count = sum(len(encode_prompt(checkpoint.tokenizer, prompt["prompt"])) > limit for prompt in prompts)
+    if count:
+        fact = f"with more tokens than the {limit:,} that the model sees"
+        print_error(f"{plural(count, 'prompt')} {fact}: only the end of each is read.")
+
+
 def tell_replaced(prompts: Iterable[Prompt]) -> None:
     """Tell of fields of prompts that their results have for the sample."""
     replaced = [[name for name in OF_SAMPLES if name in prompt] for prompt in prompts]
@@ -263,6 +274,7 @@ def write_results(checkpoint: Checkpoint, config: SampleConfig, prompts: Sequenc
         raise SettingsError(problem, "lower one of them")
     pairs = {(job.prompt["prompt"], job.seed) for job in jobs}
     tell_equal(len(jobs), len(pairs), config, greedy=len({text for text, _ in pairs}))
+    tell_long(checkpoint, prompts)
     tell_replaced(prompts)
     tell_settings(prompts, config)
     made_by = sampler_hash(checkpoint, config)

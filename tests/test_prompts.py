@@ -20,7 +20,7 @@ from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, encode_text, make_tokenizer, train_bpe
 from generation.config import SampleConfig
 from generation.generate import Decoder
-from runs.checkpoint import save_checkpoint
+from runs.checkpoint import load_checkpoint, save_checkpoint
 from sample import sample
 from training.config import TrainConfig
 
@@ -425,6 +425,13 @@ def test_prompts_with_signs_that_nobody_sees_are_counted_and_kept(write, capsys)
     (result, _) = write("she has\u00a0a\u00a0ball\nshe has a ball\n")
     assert "1 prompt with soft hyphens, zero-width spaces or no-break spaces, which look " in capsys.readouterr().err
     assert result["prompt"] == "she has\u00a0a\u00a0ball"
+
+
+def test_prompts_longer_than_the_context_are_counted(write, checkpoint, capsys):
+    limit = load_checkpoint(checkpoint).model.longest_context
+    write(f"{'a' * (limit - 1)}\n{'b' * limit}\n")  # beside <|endoftext|>
+    told = f"1 prompt with more tokens than the {limit} that the model sees: only the end of each is read.\n"
+    assert capsys.readouterr().err == told
 
 
 def test_fields_that_a_sample_replaces_are_told_and_others_kept(write, capsys):
