@@ -140,8 +140,10 @@ def check_tales(checkpoint: Checkpoint) -> None:
     slips = Counter(filter(None, map(first_slip, tales)))
     kept = TALES - slips.total()
     print_columns([checkpoint], [], {})
-    source = checkpoint.meta.config.get("data", {}).get("source", "tales")
-    if source != "tales":
+    settings = checkpoint.meta.config
+    source = settings.get("data", {}).get("source", "tales")
+    is_import = settings.get("init_from") and not checkpoint.meta.progress.step  # whose text nobody has told
+    if source != "tales" and not is_import:
         print(f"note        the model has learned data={source}, not tales; checkpoint=RUN chooses another")
     print(f"tales       {kept} of {TALES} keep names, pronouns, things and who has them: {kept / TALES:.0%}")
     if slips:

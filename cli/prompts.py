@@ -379,9 +379,10 @@ def keep_whole_batches(file: Path, jobs: Sequence[Job], made_by: str, config: Sa
     with file.open("rb+") as content:
         ends = [0]
         for number, line in enumerate(content):
-            if not line.endswith(b"\n"):  # the kill came while it was written
-                break
-            if number >= len(jobs) or not is_result(line, jobs[number], made_by):
+            is_whole = line.endswith(b"\n")
+            if not is_whole and number < len(jobs) and begins_result(line, jobs[number]):
+                break  # the kill came while it was written
+            if not is_whole or number >= len(jobs) or not is_result(line, jobs[number], made_by):
                 problem = f"results={config.results} line {number + 1} is no result of these prompts and settings"
                 raise SettingsError(problem, "name a new file, or repeat the command that began this one")
             ends.append(ends[-1] + len(line))
@@ -390,6 +391,12 @@ def keep_whole_batches(file: Path, jobs: Sequence[Job], made_by: str, config: Sa
             done -= done % config.batch_size
         content.truncate(ends[done])
     return done
+
+
+def begins_result(line: bytes, job: Job) -> bool:
+    """Return whether a line may be the beginning of a result, and is no text of a person's, which is kept."""
+    begun = as_json(job.prompt).encode()[: len('{"prompt"')]
+    return begun.startswith(line[: len(begun)])
 
 
 def is_result(line: bytes, job: Job, made_by: str) -> bool:

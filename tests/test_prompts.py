@@ -136,6 +136,14 @@ def test_results_of_another_command_are_neither_continued_nor_overwritten(write,
     assert (tmp_path / "results").read_bytes() == before
 
 
+@pytest.mark.parametrize("line_end", ["", "\n"])
+def test_a_file_that_is_no_results_is_not_overwritten(write, tmp_path, line_end):
+    (tmp_path / "results").write_text(f"my only notes{line_end}")
+    with pytest.raises(SettingsError, match="results=.* line 1 is no result of these prompts and settings: name a new"):
+        write("ab\n")
+    assert (tmp_path / "results").read_text() == f"my only notes{line_end}"
+
+
 @pytest.mark.parametrize(
     "edited",
     [

@@ -194,6 +194,16 @@ def test_eval_prints_the_share_of_tales_that_are_kept_and_the_first_slips(tmp_pa
     assert "has learned data=stdlib, not tales" in capsys.readouterr().out
 
 
+def test_an_import_is_not_said_to_have_learned_the_default_text(tmp_path, monkeypatch, capsys):
+    tokenizer, model = make_tokenizer(TokenizerConfig(name="byte"), []), random_gpt(vocab_size=257)
+    monkeypatch.setattr("cli.eval.write_tales", lambda checkpoint: [""] * 64)
+    for origin, told in (("hf:theirs", False), (None, True)):
+        config = TrainConfig(model=model.config, init_from=origin)
+        save_checkpoint(tmp_path / str(told), model=model, tokenizer=tokenizer, config=config)
+        score_checkpoints(EvalConfig(checkpoint=str(tmp_path / str(told)), tales=True, device="cpu"))
+        assert ("has learned data=stdlib" in capsys.readouterr().out) == told
+
+
 @pytest.mark.slow
 def test_the_table_of_attentions_counts_the_tales_that_each_seed_keeps(train_config, tmp_path, monkeypatch, capsys):
     for number, window in enumerate((None, 4)):
