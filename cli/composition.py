@@ -41,7 +41,7 @@ from common.console import end_with_parent, open_console, show_log
 from common.errors import SettingsError, first_line, format_value
 from common.files import without_shell_signs
 from common.mistakes import sentence_for
-from common.settings import NULLS, build, here_it_is, parse_overrides
+from common.settings import NULLS, build, here_it_is, parse_overrides, typed_value
 from common.text import flat, hydra_quoted, literal, quote, quoted_as_typed, seen_from_here
 from model.config import GPTConfig
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
@@ -205,7 +205,7 @@ def compose_settings(typed: dict[str, str], searched: Sequence[str] = ()) -> Tra
     with composing():
         overrides = [*searched, *(f"{name}={quote(value)}" for name, value in typed.items())]
         cfg = compose("train", overrides, return_hydra_config=True)
-    config = to_settings(cfg, typed)
+    config = to_settings(cfg, typed, lambda name: value_without(name, typed, searched))
     # An experiment may ask for a sweep. A plan of one run does no harm.
     sweeper = cfg.hydra.sweeper
     choices = cfg.hydra.runtime.choices
@@ -213,6 +213,20 @@ def compose_settings(typed: dict[str, str], searched: Sequence[str] = ()) -> Tra
     if (sweeper.params or sweeper.variants or chosen) and not config.dry_run:
         raise SettingsError("many runs are asked for, and one would be made", "add -m")
     return config
+
+
+def value_without(name: str, typed: dict[str, str], searched: Sequence[str]) -> str:
+    """Return a setting's value in a run for which it is not typed, "" if that is not known.
+
+    It may be that of an option, an experiment or init_from's model.
+    """
+    if name not in typed or "resume" in typed:
+        return ""
+    with suppress(SettingsError, HydraException, OmegaConfBaseException), composing():
+        others = (f"{other}={quote(value)}" for other, value in typed.items() if other != name)
+        values = flat(OmegaConf.to_container(compose("train", [*searched, *others]), resolve=True))  # type: ignore[arg-type]
+        return typed_value(values[name]) if name in values else ""
+    return ""
 
 
 def call_hydra(arguments: list[str]) -> None:
@@ -296,10 +310,12 @@ def take_tokenizer(cfg: DictConfig, typed: Iterable[str]) -> None:
         cfg.tokenizer = literal(tokenizer)
 
 
-def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
+def to_settings(
+    cfg: DictConfig, typed: Iterable[str] = (), left_out: Callable[[str], str] = lambda name: ""
+) -> TrainConfig:
     """Return Hydra's composition as TrainConfig.
 
-    Raises SettingsError for a `typed` setting that has no effect.
+    Raises SettingsError for a `typed` setting that has no effect. left_out: as for build().
     """
     if "experiment" in cfg:
         remedy = "begin its file with the line # @package _global_, and write one setting or group under another"
@@ -324,7 +340,7 @@ def to_settings(cfg: DictConfig, typed: Iterable[str] = ()) -> TrainConfig:
     value = values["model.attention"]
     if name is not None and "model.attention" in asked and name != value:  # TrainConfig cannot tell a typed default
         raise SettingsError(f"attention={name} and model.attention={value} are both given", "choose one")
-    config = build(TrainConfig, values)
+    config = build(TrainConfig, values, left_out)
 
     # A typed setting without effect is a mistake; its default claims nothing, and is none.
     idle = config.idle()

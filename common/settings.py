@@ -129,7 +129,7 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
     """Return the `schema` object of NAME=VALUE arguments, which change `base` or the defaults."""
     values = {} if base is None else flat(asdict(base))  # type: ignore[call-overload]
     typed = parse_overrides(arguments, setting_hints(schema))
-    settings = build(schema, values | typed)
+    settings = build(schema, values | typed, None if base is None else lambda name: typed_value(values[name]))
     tell_brackets(schema, typed)
     return settings
 
@@ -146,10 +146,11 @@ def tell_brackets(schema: type, typed: dict[str, str]) -> None:
             log.warning("%s=%s is a list of the text %s: %s has the brackets.", name, value, value[1:-1].strip(), whole)
 
 
-def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
+def build(schema: type[Schema], values: dict[str, Any], left_out: Callable[[str], str] | None = None) -> Schema:
     """Return the checked `schema` object of values by dotted names.
 
-    Raises SettingsError for an unknown name, a wrong type or a value that the dataclass refuses.
+    Raises SettingsError for an unknown name, a wrong type or a value that the dataclass refuses. left_out: returns
+    the value of a setting that is not typed, "" if it is not known; by default that of the dataclass.
     """
     settings = {name: field for name, field, _ in settings_in(schema)}
     # data=jsonl is short for data.source=jsonl.
@@ -175,7 +176,8 @@ def build(schema: type[Schema], values: dict[str, Any]) -> Schema:
         if not error.remedy and error.value.lower() in NO_LIMIT:
             error.remedy = remedy_below(schema, values, name)
         if not error.remedy and name in settings:
-            error.remedy = f"correct it, or leave it out for {name}={typed_default(settings[name])}"
+            usual = typed_default(settings[name]) if left_out is None else left_out(name)
+            error.remedy = "correct it, or leave it out" + f" for {name}={usual}" * bool(usual)
         raise
 
 
@@ -293,7 +295,12 @@ def setting_hints(schema: type) -> dict[str, Any]:
 def typed_default(field: Field) -> str:
     """Return a setting's default as a person would type it."""
     default = field.default if field.default_factory is MISSING else field.default_factory()
-    return default if isinstance(default, str) and default else json.dumps(default)
+    return typed_value(default)
+
+
+def typed_value(value: Any) -> str:
+    """Return a setting's value as a person would type it."""
+    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def unknown_setting(name: str, names: Collection[str]) -> SettingsError:

@@ -132,6 +132,17 @@ def test_a_mistake_carries_its_setting_for_which_the_default_is_the_remedy(argum
 
 
 @pytest.mark.parametrize(
+    ("typed", "left_out"),
+    [
+        ("optimizer=adamw optimizer.lr=x", " for optimizer.lr=0.001"),
+        ("-m model=gpt2 model.n_layer=0", ""),
+    ],
+)
+def test_what_a_setting_is_if_it_is_left_out_is_told_of_the_options_beside_it(typed, left_out):
+    assert mistake(*typed.split()).endswith(f": correct it, or leave it out{left_out}.")
+
+
+@pytest.mark.parametrize(
     ("schema", "name", "word", "typed"),
     [
         (TrainConfig, "keep_checkpoints", "all", 1000000),
