@@ -210,6 +210,8 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             raise unknown_setting(name, [*GROUPS, *hints])
         if is_hydras and not is_sweep:
             remedy = "add -m; run_dir= names the folder of a run"
+            if name == "hydra.run.dir":  # which a sweep has no use for
+                raise SettingsError(f"{name}={value} has no effect here", "run_dir=FOLDER names the folder of a run")
             if name == "hydra.searchpath":
                 remedy = "type --config-dir=FOLDER"
             if name.startswith("hydra.job.env_set."):
@@ -237,6 +239,8 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
                 remedy += f"; {name}={bare.replace(',', '/')} has them in turns, layer by layer"
             elif is_list and name.startswith("model."):
                 remedy += "; all layers of a model have the same"
+            elif re.fullmatch(r"\d{1,3}(,\d{3})*,000", value):
+                remedy = f"write {name}={value.replace(',', '')}, or {remedy}"
             raise SettingsError(f"{name}={value} is several values for one run", remedy)
         if is_sweep and name in GROUPS and "null" in value.split(","):
             raise SettingsError(f"{name}={value}: null is no option of {name}", "leave it out, or name an option")

@@ -9,7 +9,7 @@ import shlex
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
-from itertools import product
+from itertools import product, takewhile
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
@@ -45,11 +45,16 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
     """
     values = {}
     before = ""
-    for argument in arguments:
+    arguments = [*arguments]
+    for place, argument in enumerate(arguments):
         if argument.startswith("'"):
             shown = "NAME=['A','B']" if "[" in argument else argument.strip("'")
             remedy = f'type double quotes around an argument, and single ones inside, as in "{shown}"'
-            raise SettingsError(f"cannot read {argument!r}: cmd.exe leaves single quotes in place", remedy)
+            fault = "cmd.exe leaves single quotes in place"
+            if os.name != "nt":  # where a program starts the command, such as Docker, each quote is a letter
+                fault = "no shell has taken its single quotes"
+                remedy = f"leave them out, as in {argument.strip(chr(39))}"
+            raise SettingsError(f"cannot read {argument!r}: {fault}", remedy)
         name, equals, value = argument.lstrip("+").partition("=")
         # Refuse signs that a person may not see. A setting's name has none of them, and a value no \r at its end.
         if argument.endswith("\r"):
@@ -67,21 +72,31 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
                 another = f"; {name[1:]}=VALUE gives another" if name[1:] in names else ""
                 remedy = f"leave it out: a setting that is not typed has its default{another}"
             elif before and not equals and not name.startswith(("-", "~")):
-                whole = f"{before} {argument}".replace("'", "")
-                listed = f"{before},{argument}".replace("'", "")
+                words = [before, *takewhile(is_word_alone, arguments[place:])]
+                whole = " ".join(words).replace("'", "")
+                listed = ",".join(words).replace("'", "")
                 remedy += f'; quote a value with spaces: "{whole}", and in PowerShell one with commas: "{listed}"'
             if argument.startswith("#"):  # of a command pasted with its comment
                 remedy = "leave out the comment, or let zsh do so from now on: setopt interactivecomments"
             if name in ("--local-rank", "--local_rank"):
                 remedy = "leave it out, and type torchrun in place of python -m torch.distributed.launch, which adds it"
+            if argument in ("-m", "--multirun") and "=" in "".join(arguments[place + 1 : place + 2]):  # as of train.py
+                remedy = "leave it out, and start the command once for each value: train.py alone has sweeps"
             if WANDB_SWEEP and name.startswith("--"):  # as the agent types them by default
                 remedy = WANDB_COMMAND
             raise SettingsError(f"cannot read {argument!r}", remedy)
         if not value and name not in MAY_BE_EMPTY:
-            raise SettingsError(f"{name}= is empty", "give it a value, or leave it out")
+            words = [*takewhile(is_word_alone, arguments[place + 1 :])]
+            remedy = f"write {shlex.quote(argument + ' '.join(words))}" if words else "give it a value, or leave it out"
+            raise SettingsError(f"{name}= is empty", remedy)
         values[name] = value
         before = argument
     return values
+
+
+def is_word_alone(argument: str) -> bool:
+    """Return whether an argument is a part of a value that a shell has divided."""
+    return "=" not in argument and not argument.startswith(("-", "+", "~", "#"))
 
 
 def way_without_dashes(name: str, value: str, names: Collection[str], before: str) -> str:

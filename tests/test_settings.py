@@ -357,7 +357,9 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "+foo=1": "there is no setting foo: --help all lists them",
     "data.path.x=3": "there is no setting data.path.x: did you mean data.path?",
     "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
-    "hydra.run.dir=a": "hydra.run.dir=a is for sweeps: add -m; run_dir= names",
+    "hydra.run.dir=a": "hydra.run.dir=a has no effect here: run_dir=FOLDER names the folder of a run",
+    "hydra.sweep.dir=a": "hydra.sweep.dir=a is for sweeps: add -m; run_dir= names",
+    "max_steps=10,000": "several values for one run: write max_steps=10000, or add -m to train with each",
     **{
         f"hydra{name}": f"hydra{name} is for sweeps: leave it out: Hydra writes no file and no log of its own for a run"
         for name in (
@@ -697,6 +699,8 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
             "prompt=Once # another beginning",
             "cannot read '#': leave out the comment, or let zsh do so from",
         ),
+        ("eval.py", "-m checkpoint=a,b", "cannot read '-m': leave it out, and start the command once for each value"),
+        ("eval.py", "-m a", "without dashes; here it is checkpoint"),
         ("eval.py", "#bits per byte", "cannot read '#bits': leave out the comment"),
         ("train.py", "--local-rank=0", "type torchrun in place of python -m torch.distributed.launch, which adds it"),
         ("train.py", "--local_rank 0", "cannot read '--local_rank': leave it out, and type torchrun"),
@@ -792,13 +796,22 @@ def test_quotes_that_the_shell_of_windows_leaves_in_place_are_answered_with_thos
         said = (
             f'single quotes in place: type double quotes around an argument, and single ones inside, as in "{shown}".'
         )
-        with pytest.raises(SettingsError, match=re.escape(said)):
+        with pytest.raises(SettingsError, match=re.escape(said)), mock.patch.object(os, "name", "nt"):
             parse_overrides(["seed=1", typed])
-    for typed in (["prompt='Once", "upon", "a", "time'"], ["prompt=Once", "upon"]):
-        with pytest.raises(
-            SettingsError, match="cannot read 'upon': .*; quote a value with spaces: \"prompt=Once upon\""
-        ):
+    # A program that starts the command, such as Docker, leaves them elsewhere.
+    with pytest.raises(
+        SettingsError, match=re.escape("no shell has taken its single quotes: leave them out, as in a=b")
+    ):
+        parse_overrides(["'a=b'"])
+    for typed, whole in (
+        (["prompt='Once", "upon", "a", "time'", "seed=2"], "prompt=Once upon a time"),
+        (["prompt=Once", "upon"], "prompt=Once upon"),
+    ):
+        with pytest.raises(SettingsError, match=f"cannot read 'upon': .*; quote a value with spaces: \"{whole}\""):
             parse_overrides(typed)
+    for typed, remedy in {"seed= 5 x=1": "write seed=5", "seed= x=1": "give it a value, or leave it out"}.items():
+        with pytest.raises(SettingsError, match=f"seed= is empty: {remedy}"):
+            parse_overrides(typed.split())
     assert parse_overrides(["prompt='tis"]) == {"prompt": "'tis"}
 
 
@@ -807,7 +820,7 @@ def test_powershell_which_divides_a_value_at_commas_is_answered_with_the_quotes_
         with pytest.raises(SettingsError) as refused:
             parse_overrides(typed)
         (remedy,) = re.findall('in PowerShell one with commas: "(.*)"', str(refused.value))
-        assert parse_overrides([remedy]) == {typed[0].split("=")[0]: ",".join(typed[:2]).split("=")[1]}
+        assert parse_overrides([remedy]) == {typed[0].split("=")[0]: ",".join(typed).split("=")[1]}
 
 
 def test_a_job_of_a_search_whose_values_do_not_go_together_is_answered_with_a_space():
