@@ -145,20 +145,29 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
     values = {} if base is None else flat(asdict(base))  # type: ignore[call-overload]
     typed = parse_overrides(arguments, setting_hints(schema))
     settings = build(schema, values | typed, None if base is None else lambda name: typed_value(values[name]))
-    tell_brackets(schema, typed)
+    tell_lists(schema, typed)
     return settings
 
 
-def tell_brackets(schema: type, typed: dict[str, str]) -> None:
-    """Tell of lists of a single text without quotes, such as stop=[INST].
+def tell_lists(schema: type, typed: dict[str, str]) -> None:
+    """Tell of lists that are read otherwise than they may be meant.
 
-    The text may be meant with its brackets.
+    stop=[INST] is a list of the text INST, stop=A,B the one text A,B, and stop=null the text null.
     """
     hints = setting_hints(schema)
     for name, value in typed.items():
-        if hints.get(name) == list[str] and re.fullmatch(r"""\[[^][{},"']+\]""", value):
+        if hints.get(name) != list[str]:
+            continue
+        if re.fullmatch(r"""\[[^][{},"']+\]""", value):
             whole = shlex.quote(f"{name}={json.dumps([value], ensure_ascii=False)}")
             log.warning("%s=%s is a list of the text %s: %s has the brackets.", name, value, value[1:-1].strip(), whole)
+        elif re.fullmatch(r"""[^][\s,"']+(,[^][\s,"']+)+""", value):
+            whole = shlex.quote(
+                f"{name}={json.dumps([unescaped(each) for each in value.split(',')], ensure_ascii=False)}"
+            )
+            log.warning("%s=%s is one text with its commas: %s is a list.", name, value, whole)
+        elif value in NULLS:
+            log.warning("%s=%s is the text %s: leave it out for none.", name, value, value)
 
 
 def build(schema: type[Schema], values: dict[str, Any], left_out: Callable[[str], str] | None = None) -> Schema:
@@ -215,6 +224,8 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
     kind = get_args(hint)[0] if is_nullable else hint
     noun, read = READERS[kind]
     try:
+        if kind is str and value in (None, *NULLS) and name not in MAY_BE_EMPTY:  # else it would name a folder
+            raise ValueError("a text is wanted")
         return read(value)
     except (LookupError, ValueError, yaml.YAMLError):
         sign = hidden_sign(format_value(value))

@@ -736,10 +736,28 @@ def test_a_single_text_in_brackets_is_a_list_of_it_which_is_told_with_the_list_t
     (typed,) = shlex.split(remedy.removesuffix(" has the brackets."))
     assert from_arguments(SampleConfig, [typed]).stop == [value]
     caplog.clear()
-    for other in ("[a,b]", "S2", '["[S2]"]', "['a']", "[]", "[S2] or"):
+    for other in ("[a,b]", "S2", '["[S2]"]', "['a']", "[]", "[S2] or", ",", "a, b", "a,"):
         with suppress(SettingsError):
             from_arguments(SampleConfig, [f"stop={other}"])
     assert not caplog.messages
+
+
+def test_a_text_that_may_be_meant_as_a_list_or_as_none_is_told(caplog):
+    caplog.set_level(logging.WARNING, "tinygpt")
+    assert from_arguments(SampleConfig, [r"stop=</s>,\n###"]).stop == ["</s>,\n###"]
+    (typed,) = shlex.split(caplog.messages[0].partition("commas: ")[2].removesuffix(" is a list."))
+    assert from_arguments(SampleConfig, [typed]).stop == ["</s>", "\n###"]
+    assert from_arguments(SampleConfig, ["stop=null"]).stop == ["null"]
+    assert caplog.messages[1:] == ["stop=null is the text null: leave it out for none."]
+
+
+def test_null_names_no_folder_and_no_field():
+    for typed, default in {"data.cache_dir=null": "~/.cache/tinygpt", "data.text_field=None": "text"}.items():
+        with pytest.raises(SettingsError) as refused:
+            from_arguments(TrainConfig, [typed])
+        name = typed.partition("=")[0]
+        assert str(refused.value) == f"{typed} is not a text: correct it, or leave it out for {name}={default}."
+    assert from_arguments(SampleConfig, ["prompt=null"]).prompt == "null"
 
 
 def test_a_storage_of_optuna_that_is_no_database_is_answered_with_one():
