@@ -207,7 +207,7 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         if value.startswith("{") and name in {known.partition(".")[0] for known in hints if "." in known}:
             raise several_settings(name, value)
         if not is_hydras and name not in GROUPS and name not in hints:
-            raise unknown_setting(name, [*GROUPS, *hints])
+            raise unknown_setting(name, [*GROUPS, *hints], typed)
         if is_hydras and not is_sweep:
             remedy = "add -m; run_dir= names the folder of a run"
             if name == "hydra.run.dir":  # which a sweep has no use for

@@ -1,5 +1,16 @@
 """Names of settings and options in nanoGPT, litgpt, Hugging Face and others, with ours."""
 
+FLASH = """
+    flash flash_attn flash_attention flash_attention_2 use_flash use_flash_attn use_flash_attention attn_flash
+    use_flash_attention_2 enable_flash_attn enable_flash_attention use_sdpa attn_implementation
+    attention_implementation attn_impl attention_backend
+"""
+PROCESSES = """
+    workers num_workers n_workers dataloader_num_workers num_proc preprocessing_num_workers n_jobs num_jobs max_workers
+"""
+A_FILE = "config config_file config_path cfg"
+A_SHAPE = "model_type model_name config_name model.name"
+
 # {ours: their names}. Ours are settings, of which the first that a command has is named; after a colon a word on the
 # difference. Before a bare colon is none: the words after it are the way here.
 NAMES = {
@@ -54,10 +65,10 @@ NAMES = {
         "data_seed shuffle_seed sampler_seed init_seed model_seed weight_seed dropout_seed"
     ),
     "seed": "random_seed rng_seed manual_seed random_state seed_everything",
-    "data.path: a few hundred letters, and data.val_path=, the same file, are learned by heart": (
+    "data.val_path: the same file as data.path, of a few hundred letters, is learned by heart": (
         "overfit_batches overfit_one_batch overfit_single_batch overfit"
     ),
-    "data.path: each of its words is learned, those of questions too; there is no loss on answers alone": """
+    "data.path: each of its words counts, those of questions too; there is no loss on answers alone": """
         train_on_prompt train_on_prompts train_on_inputs mask_prompt mask_inputs mask_user_labels completion_only_loss
         assistant_only_loss answer_only_loss train_on_responses_only prompt_loss_weight loss_on_prompt
     """,
@@ -90,9 +101,7 @@ NAMES = {
         dataloader_prefetch_factor dataloader_drop_last drop_last
     """,
     # Model; ours too, without their group, for the commands that do not have it
-    "model checkpoint: tiny, small, llama, or gpt2 to gpt2_xl; init_from=hf:NAME begins with trained weights": (
-        "model_type model_name config_name model.name"
-    ),
+    "model checkpoint: tiny, small, llama, or gpt2 to gpt2_xl; init_from=hf:NAME begins with trained weights": A_SHAPE,
     "model.n_layer": "n_layer depth n_layers num_layers num_hidden_layers n_blocks num_blocks nlayers",
     "model.n_embd": """
         n_embd d_model dim embed_dim hidden_size model_dim embedding_dim embedding_size emb_dim hidden_dim n_embed width
@@ -179,11 +188,11 @@ NAMES = {
     "model.rope_scaling: linear, yarn or llama3, by model.rope_scaling_factor": (
         "use_rope_scaling rope_scaling_type rope_type rope_parameters rope_condense_ratio rope_adjustments"
     ),
-    "model.rope_scaling_factor: with model.rope_scaling=linear": (
+    "model.rope_scaling_factor: with model.rope_scaling=linear, yarn or llama3": (
         "rotary_scaling_factor rotary_interpolation_factor rotary_seq_len_interpolation_factor rope_factor"
     ),
     "model.rope_trained_length": "original_max_position_embeddings",
-    "model.attention_window: of layers with attention=sdpa+window": """
+    "model.attention_window: of all layers, or of those with +window, as in attention=sdpa+window/sdpa": """
         attention_window attn_window sliding_window sliding_window_size use_sliding_window window window_size
         local_window
     """,
@@ -226,11 +235,7 @@ NAMES = {
     "attention: attention=sdpa+gate": "attn_gate_values attention_gate gate_values",
     "attention: sdpa+relative has a bias by the distance": "rel_pos_bias rel_pos relative_attention t5_bias",
     "attention: index chooses keys, and sparsemax has weights that are 0": "attn_sparse_topk sparse_topk",
-    "attention device: sdpa takes FlashAttention where it can; python -m model.attention.choose sdpa says where": """
-        flash flash_attn flash_attention flash_attention_2 use_flash use_flash_attn use_flash_attention attn_flash
-        use_flash_attention_2 enable_flash_attn enable_flash_attention use_sdpa attn_implementation
-        attention_implementation attn_impl attention_backend
-    """,
+    "attention: sdpa takes FlashAttention where it can; python -m model.attention.choose sdpa says where": FLASH,
     "code: a file with a form of your own, in ten lines, as docs/attention.md shows": """
         scale_attn_by_inverse_layer_idx talking_heads attn_talking_heads residual_attn
     """,
@@ -411,7 +416,7 @@ NAMES = {
     ": python train.py -m hydra/launcher=joblib hydra.launcher.n_jobs=2 trains two jobs at once": (
         "n_jobs num_jobs max_workers max_batch_size"
     ),
-    ": -m hydra/sweeper=optuna searches, with this as hydra.sweeper.NAME; docs/sweeps.md shows it": (
+    ": python train.py -m hydra/sweeper=optuna searches, with this as hydra.sweeper.NAME; docs/sweeps.md shows it": (
         "n_trials study_name storage direction sampler"
     ),
     ": docs/sweeps.md has the YAML of a sweep by wandb": "method",
@@ -431,7 +436,7 @@ NAMES = {
     "precision: precision=fp16": "fp16 float16 half use_fp16",
     "precision: precision=fp32": "fp32 float32",
     "precision: the same in training and evaluation": "bf16_full_eval fp16_full_eval",
-    "precision: auto takes bf16 or fp16 where they are fast": "amp use_amp autocast",
+    "precision: auto takes fewer bits where they are fast": "amp use_amp autocast",
     "precision: fp32, bf16 or fp16, and none with fewer bits": "fp8 fp8_recipe load_in_8bit load_in_4bit",
     "precision: with fp16 the loss is scaled by itself": (
         "loss_scale initial_loss_scale grad_scaler min_loss_scale loss_scale_window"
@@ -599,9 +604,7 @@ NAMES = {
     "to: a folder in Hugging Face's format; docs/interop.md takes it to GGUF and to other programs": "outtype gguf",
     "to: a folder in Hugging Face's format; docs/library.md has the lines for ONNX": "onnx",
     "to: a folder in Hugging Face's format; docs/library.md has the lines that quantise": "quantize quantization",
-    ": write settings in FOLDER/experiment/NAME.yaml, and type --config-dir=FOLDER experiment=NAME": (
-        "config config_file config_path cfg"
-    ),
+    ": write settings in FOLDER/experiment/NAME.yaml, and type --config-dir=FOLDER experiment=NAME": A_FILE,
     # Sampling
     "prompt: prompt_file=FILE reads it from a file": "start prefix",
     "prompt data.path": "text",
@@ -640,7 +643,7 @@ NAMES = {
         "eos_token_id eos_token"
     ),
     ": a sample has no special tokens": "skip_special_tokens",
-    ": keys and values of earlier tokens are always kept": (
+    ": sampling always keeps keys and values of earlier tokens": (
         "use_cache use_kv_cache kv_cache cache_implementation cache_config"
     ),
     ": docs/interop.md has speculative decoding in Python": """
@@ -677,6 +680,81 @@ NAMES = {
 ALIASES = {theirs: ours for ours, names in NAMES.items() for theirs in names.split()}
 """{their name: its key in NAMES}."""
 
+# The same where a name stands for something else: {a setting that one command alone has, or NAME=VALUES that are typed
+# beside: NAMES}. num_samples is of sample.py, stride of eval.py, import_from of export.py.
+NAMES_BESIDE = {
+    "num_samples": {
+        "batch_size: samples at a time": """
+            global_batch_size total_batch_size train_batch_size batch bs batchsize max_num_seqs effective_batch_size
+            tokens_per_batch tokens_per_step total_batch_size_tokens batch_size_in_tokens rampup_batch_size
+            batch_size_schedule batch_size_warmup max_batch_size
+        """,
+        "batch_size: samples at a time, in one process": PROCESSES,
+        "seed: of the first sample; each next one has the next": """
+            data_seed shuffle_seed sampler_seed init_seed model_seed weight_seed dropout_seed
+        """,
+        ": prompts are taken in their order": "shuffle shuffle_data should_shuffle dataset_shuffle",
+        "max_new_tokens": "max_tokens tokens n_tokens num_tokens total_tokens",
+        "temperature": "t",
+        ": sdpa takes FlashAttention where it can; python -m model.attention.choose sdpa says where": FLASH,
+        "temperature: and top_k, top_p, min_p": "sampler",
+        "checkpoint: a run's directory": A_SHAPE,
+        ": each setting is typed as NAME=VALUE; no file of them is read": A_FILE,
+    },
+    "stride": {
+        "data.path": """
+            validation_file val_file val_data val_data_path val_bin val_data_dir input_val_bin eval_file eval_data
+            validation_data valid_file valid_data_path test_path test_file test_data test_dataset test_set test_bin
+        """,
+        "data.path: all of it is scored; head -c 1000000 FILE writes a shorter one": """
+            eval_iters eval_batches val_batches val_max_steps eval.max_iters max_eval_samples max_val_samples
+            limit_val_batches
+        """,
+        "stride: from one scored window to the next": "window_stride train_stride data_stride doc_stride stride_length",
+        "stride: model.block_size less the overlap": "overlap window_overlap chunk_overlap",
+        "precision": "bf16_full_eval fp16_full_eval",
+        ": sdpa takes FlashAttention where it can; python -m model.attention.choose sdpa says where": FLASH,
+        "checkpoint: a run's directory": A_SHAPE,
+        ": one process scores the text": PROCESSES,
+        ": each setting is typed as NAME=VALUE; no file of them is read": A_FILE,
+    },
+    "import_from": {
+        "to": "out_dir",
+        "dtype": "mixed_precision model_dtype train_dtype compute_dtype",
+        "dtype: dtype=bfloat16": "bf16 bfloat16 use_bf16",
+        "dtype: dtype=float16": "fp16 float16 half use_fp16",
+        "dtype: dtype=float32": "fp32 float32",
+        "checkpoint: a run's directory": A_SHAPE,
+        ": each setting is typed as NAME=VALUE; no file of them is read": A_FILE,
+    },
+    "optimizer=adamw": {"optimizer.lr: the peak rate": "learning_rate lr"},
+    "schedule=cosine constant": {
+        "schedule: warmup_stable_decay has schedule.decay_fraction, the share of steps in which the rate falls": """
+            decay_steps num_decay_steps lr_decay_steps decay_iters wsd_decay_steps lr_wsd_decay_iters decay_ratio
+            cooldown cooldown_steps cooldown_frac cooldown_fraction stable_steps num_stable_steps warmdown_iters
+            warmdown_steps warmdown_ratio
+        """,
+    },
+    "data=hf": {
+        "data.name: or data.path=FILE of Parquet": "dataset train_dataset dataset_path path",
+        "data.name: of the data set; wandb.name is that of the run": "name",
+        "data.split": "dataset_split train_split",
+        ": a data set is read to its end; docs/data.md writes it as JSON lines, of which head writes fewer": """
+            max_train_samples max_samples max_examples max_documents num_examples sample_size limit limit_train_batches
+            fraction data_fraction train_fraction dataset_fraction max_bytes max_train_tokens
+        """,
+    },
+    "data=tales": {
+        "data.tales.count": "max_train_samples max_samples max_examples max_documents num_examples sample_size limit",
+    },
+    "data=recall copy induction": {"data.task.vocab_size": "vocab_size vocabulary_size n_vocab"},
+}
+ALIASES_BESIDE = {
+    condition: {theirs: ours for ours, names in rows.items() for theirs in names.split()}
+    for condition, rows in NAMES_BESIDE.items()
+}
+"""{condition: {their name: its key in NAMES_BESIDE[condition]}}."""
+
 # {setting or group: {our value or option, and after a colon a word on it: theirs}}.
 VALUES = {
     "tokenizer": {
@@ -697,9 +775,8 @@ VALUES = {
         "hf: data.path=FILE": "parquet",
         "text: data.path=FILE": "txt",
         "hf: data.name=HuggingFaceFW/fineweb-edu data.subset=sample-10BT": "fineweb fineweb-edu fineweb_edu",
-        "hf: data.name=Salesforce/wikitext data.subset=wikitext-103-raw-v1": """
-            wikitext wikitext2 wikitext-2 wikitext103 wikitext-103
-        """,
+        "hf: data.name=Salesforce/wikitext data.subset=wikitext-103-raw-v1": "wikitext wikitext103 wikitext-103",
+        "hf: data.name=Salesforce/wikitext data.subset=wikitext-2-raw-v1": "wikitext2 wikitext-2",
         "hf: data.name=roneneldan/TinyStories": "tinystories",
         "hf: data.name=allenai/c4 data.subset=en": "c4",
     },
@@ -761,8 +838,9 @@ VALUES = {
     "precision": {
         "fp16": "16 16-mixed 16-true float16 half",
         "bf16": "bfloat16 bf16-mixed bf16-true",
-        "fp32": "32 32-true float32 float full no none tf32",
-        "auto: bf16 or fp16 where they are fast": "mixed amp",
+        "fp32": "32 32-true float32 float full no none",
+        "bf16: the products without it are TF32 on a GPU that has it": "tf32",
+        "auto: fewer bits where they are fast": "mixed amp",
     },
     "device": {
         "cuda: auto takes it if it is there": "gpu nvidia rocm amd",

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from itertools import product, takewhile
 from types import NoneType
@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 
 import yaml
 
-from common.aliases import ALIASES, OPTIONS
+from common.aliases import ALIASES, ALIASES_BESIDE, OPTIONS
 from common.errors import SettingsError, format_value
 from common.text import flat, unescaped
 
@@ -34,6 +34,7 @@ WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ
 """Whether the agent of a sweep by wandb starts this command."""
 WANDB_COMMAND = """write command: ["${env}", python, "${program}", "${args_no_hyphens}"] in the sweep's YAML"""
 """The remedy for a command that the agent types otherwise."""
+NONE: dict[str, Any] = {}
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -46,6 +47,8 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
     values = {}
     before = ""
     arguments = [*arguments]
+    pairs = (argument.lstrip("-+").partition("=") for argument in arguments)
+    typed = {name: value for name, _, value in pairs}
     for place, argument in enumerate(arguments):
         if argument.startswith("'"):
             shown = "NAME=['A','B']" if "[" in argument else argument.strip("'")
@@ -67,7 +70,7 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
         # As in Hydra, and no file of a home folder.
         is_taken_away = name.startswith("~") and ("/" not in name or name.startswith("~hydra/"))
         if name.startswith("-") or is_taken_away or not name or not equals:
-            remedy = f"settings are typed NAME=VALUE, without dashes; {way_without_dashes(name, value, names, before)}"
+            remedy = f"settings are typed NAME=VALUE, without dashes; {way_without_dashes(name, typed, names, before)}"
             if is_taken_away:
                 another = f"; {name[1:]}=VALUE gives another" if name[1:] in names else ""
                 remedy = f"leave it out: a setting that is not typed has its default{another}"
@@ -99,16 +102,17 @@ def is_word_alone(argument: str) -> bool:
     return "=" not in argument and not argument.startswith(("-", "+", "~", "#"))
 
 
-def way_without_dashes(name: str, value: str, names: Collection[str], before: str) -> str:
+def way_without_dashes(name: str, typed: Mapping[str, str], names: Collection[str], before: str) -> str:
     """Return what to type in place of --NAME, --NAME=VALUE or NAME.
 
-    before: the argument before it.
+    typed: all settings of the command. before: the argument before it.
     """
     bare = name.lstrip("-")
+    value = typed.get(bare)
     if bare in names:
         return f"type {shlex.quote(f'{bare}={value}') if value else f'{bare}=VALUE'}"
     is_word = bare == name and before  # perhaps of a text without quotes
-    return "--help all lists them" if is_word else remedy_for_unknown(bare, names)
+    return "--help all lists them" if is_word else remedy_for_unknown(bare, names, typed)
 
 
 def tell_repeated(arguments: Iterable[str], is_sweep: bool = True) -> None:
@@ -181,7 +185,7 @@ def build(schema: type[Schema], values: dict[str, Any], left_out: Callable[[str]
     values = {f"{name}.source" if f"{name}.source" in settings else name: value for name, value in values.items()}
     for name in values:
         if name not in settings:
-            raise unknown_setting(name, settings)
+            raise unknown_setting(name, settings, values)
 
     def make(group: type, prefix: str) -> Any:
         given = {}
@@ -329,13 +333,19 @@ def typed_value(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def unknown_setting(name: str, names: Collection[str]) -> SettingsError:
-    """Return the error for a name that is not among `names`, with what it is here."""
-    return SettingsError(f"there is no setting {name}", remedy_for_unknown(name, names))
+def unknown_setting(name: str, names: Collection[str], typed: Mapping[str, Any] = NONE) -> SettingsError:
+    """Return the error for a name that is not among `names`, with what it is here.
+
+    typed: all settings of the command.
+    """
+    return SettingsError(f"there is no setting {name}", remedy_for_unknown(name, names, typed))
 
 
-def remedy_for_unknown(name: str, names: Collection[str]) -> str:
-    """Return the remedy for a name that is not among `names`."""
+def remedy_for_unknown(name: str, names: Collection[str], typed_values: Mapping[str, Any] = NONE) -> str:
+    """Return the remedy for a name that is not among `names`.
+
+    typed_values: all settings of the command.
+    """
     # It may be meant to add to a list: wandb.tags.+=c, wandb.tags.2=c, wandb.tags[2]=c.
     whole = re.sub(r"\.?\+$|\.\d+$|\[\d*\]$|\.append$", "", name)
     if whole != name and whole in names:
@@ -343,7 +353,8 @@ def remedy_for_unknown(name: str, names: Collection[str]) -> str:
     typed = name.lower().replace("-", "_")
     last = last_word(typed)
     # A command that reads a checkpoint takes its model as it is.
-    meant = [typed, *ours_for(typed)]
+    beside = {**typed_values, typed: typed_values.get(name, ""), last: typed_values.get(name, "")}
+    meant = [typed, *ours_for(typed, names, beside)]
     of_model = [each for each in meant if each == "attention" or each.startswith("model.")]
     if of_model and not {*meant} & {*names} and not any(known.startswith("model") for known in names):
         (shape, *_) = of_model
@@ -356,12 +367,12 @@ def remedy_for_unknown(name: str, names: Collection[str]) -> str:
     same = [known for known in names if last_word(known) == last]
     return (
         did_you_mean([typed] if typed in names else [])
-        or here_it_is(typed, names)
+        or here_it_is(typed, names, beside)
         or did_you_mean([last] if last in names else same)
         or did_you_mean([known for known in names if known.startswith(f"{typed}.")])
         or of_another_command(typed)
-        or here_it_is(last, names)
-        or of_another_command(*ours_for(last))
+        or here_it_is(last, names, beside)
+        or of_another_command(*ours_for(last, names, beside))
         or did_you_mean(similar(typed, names))
         or "--help all lists them"
     )
@@ -376,17 +387,36 @@ def in_our_words(error: SettingsError) -> SettingsError:
     return SettingsError(error.fault, remedy, setting=error.setting, value=error.value)
 
 
-def ours_for(word: str) -> list[str]:
+def row_of(word: str, names: Collection[str], typed: Mapping[str, Any]) -> str:
+    """Return the key of NAMES for another trainer's name, "" for none.
+
+    It is that of NAMES_BESIDE where a condition holds.
+    """
+    for condition, others in ALIASES_BESIDE.items():
+        name, equals, values = condition.partition("=")
+        if word in others and (typed.get(name) in values.split() if equals else name in names):
+            return others[word]
+    return ALIASES.get(word, "")
+
+
+def ours_for(word: str, names: Collection[str], typed: Mapping[str, Any]) -> list[str]:
     """Return our settings for another trainer's name."""
-    return ALIASES.get(word, "").partition(": ")[0].split()
+    return row_of(word, names, typed).partition(": ")[0].split()
 
 
-def here_it_is(word: str, names: Collection[str]) -> str:
+def here_it_is(word: str, names: Collection[str], typed: Mapping[str, Any] = NONE) -> str:
     """Return the remedy for another trainer's name, "" if it has none among `names`."""
-    ours, _, difference = ALIASES.get(word, "").partition(": ")
+    ours, _, difference = row_of(word, names, typed).partition(": ")
     if not ours:
         return difference
     known = next((each for each in ours.split() if each in names), None)
+    if (
+        known
+        and difference.startswith(f"{known}=")
+        and typed.get(word)
+        and TRUTHS.get(str(typed[word]).lower()) is False
+    ):
+        difference += " for true"  # as precision=bf16 is for bf16, of which the typed value is the opposite
     return f"here it is {known}{difference and f' ({difference})'}" if known else ""
 
 

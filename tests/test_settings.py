@@ -36,7 +36,7 @@ from cli.composition import register_schema as register
 from cli.hydra_command import group_options
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed, check_wandb_sweep
 from cli.with_torch import inherited_settings
-from common.aliases import ALIASES, NAMES, OPTIONS, VALUES
+from common.aliases import ALIASES, ALIASES_BESIDE, NAMES, NAMES_BESIDE, OPTIONS, VALUES
 from common.errors import CheckpointError, SettingsError, format_value
 from common.mistakes import sentence_for
 from common.settings import (
@@ -541,19 +541,51 @@ def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_h
     assert len(typed) == len({*typed}) == len(ALIASES)
     served = set()
     for names in NAMES_OF.values():
-        for ours, theirs in NAMES.items():
+        own = {condition for condition in NAMES_BESIDE if condition in names}
+        others = {name for condition in own for name in ALIASES_BESIDE[condition]}
+        for ours, theirs in [*NAMES.items(), *(row for condition in own for row in NAMES_BESIDE[condition].items())]:
             settings, _, difference = ours.partition(": ")
             known = next((name for name in settings.split() if name in names), None)
             said = f"here it is {known}{difference and f' ({difference})'}" if known else difference
-            for name in {*theirs.split()} - {*names} if known or not settings else ():
+            apart = set() if ours not in NAMES or any(ours in NAMES_BESIDE[condition] for condition in own) else others
+            for name in {*theirs.split()} - {*names} - apart if known or not settings else ():
                 assert unknown_setting(name, names).remedy == said, name
                 served.add(name)
     assert served == {*ALIASES}
 
 
+def test_a_name_of_another_trainer_is_answered_with_what_it_is_beside_the_other_settings():
+    for condition, rows in NAMES_BESIDE.items():
+        typed = len(" ".join(rows.values()).split())
+        assert typed == len(ALIASES_BESIDE[condition])
+    for typed, said in {
+        "lr=1e-3": "optimizer.lr (the peak rate, of Muon; optimizer=adamw takes rates such as 1e-3)",
+        "optimizer=adamw lr=1e-3": "optimizer.lr (the peak rate)",
+        "data=hf dataset=a/b": "data.name (or data.path=FILE of Parquet)",
+        "data=recall vocab_size=64": "data.task.vocab_size",
+        "bf16=true": "precision (precision=bf16)",
+        "bf16=False": "precision (precision=bf16 for true)",
+        "--optimizer=adamw --learning-rate=1e-3": "type optimizer=adamw",
+        "optimizer=adamw --learning-rate=1e-3": "optimizer.lr (the peak rate)",
+    }.items():
+        with pytest.raises(SettingsError) as refused:
+            check_typed(parse_overrides(typed.split(), NAMES_OF["train.py"]), is_sweep=False)
+        assert refused.value.remedy.endswith(said), typed
+    for script, typed, said in (
+        ("sample.py", "max_tokens", "here it is max_new_tokens"),
+        ("sample.py", "batch", "here it is batch_size (samples at a time)"),
+        ("sample.py", "t", "here it is temperature"),
+        ("eval.py", "test_file", "here it is data.path"),
+        ("export.py", "out_dir", "here it is to"),
+        ("export.py", "bf16", "here it is dtype (dtype=bfloat16)"),
+    ):
+        assert unknown_setting(typed, NAMES_OF[script]).remedy == said
+
+
 def test_what_the_answers_to_other_names_say_can_be_typed():
     hints = {name: hint for schema in SCHEMAS.values() for name, hint in setting_hints(schema).items()}
-    texts = [*NAMES, *(f"{name}={ours}" for name, values in VALUES.items() for ours in values)]
+    rows = [*NAMES, *(ours for others in NAMES_BESIDE.values() for ours in others)]
+    texts = [*rows, *(f"{name}={ours}" for name, values in VALUES.items() for ours in values)]
     tried = 0
     for text in texts:
         for file in re.findall(r"[\w/]+\.(?:md|py)\b", text):
@@ -569,7 +601,9 @@ def test_what_the_answers_to_other_names_say_can_be_typed():
                 read_value(name, value.split(",")[0], hints[name])
             else:
                 assert option.is_file() or name.startswith("hydra") or value == "hf:NAME", text
-        for name in re.findall(r"(?<![\w./=-])(?:model|data|optimizer|schedule|tokenizer|wandb)\.[a-z_0-9]+", text):
+        for name in re.findall(
+            r"(?<![\w./=-])(?:model|data(?:\.ta\w+)?|optimizer|schedule|tokenizer|wandb)\.[a-z_0-9]+", text
+        ):
             assert name in hints or name == "model.safetensors", text
     assert tried > 60
 
