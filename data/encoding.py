@@ -36,14 +36,14 @@ BINARY = {
     "application/rtf": ("Rich Text", SAVE),
     "application/msword": ("a document of an office program", SAVE),
     "application/epub+zip": ("an e-book", "pandoc -t plain -o {stem}.txt {file} makes text of it"),
-    "application/zip": ("a zip archive", "unzip {file} -d {stem}, then give the folder"),
-    "application/x-tar": ("a tar archive", "unpack it by tar xf {file}, then give the folder"),
-    "application/x-7z-compressed": ("a 7z archive", "unpack it by 7z x {file}, then give the folder"),
-    "application/vnd.rar": ("a rar archive", "unpack it by unrar x {file}, then give the folder"),
-    "application/vnd.apache.parquet": ("Parquet", "leave out data=text, or unpack it"),
+    "application/zip": ("a zip archive", "unzip {file} -d {stem}, then give what is in it"),
+    "application/x-tar": ("a tar archive", "unpack it by tar xf {file}, then give what is in it"),
+    "application/x-7z-compressed": ("a 7z archive", "unpack it by 7z x {file}, then give what is in it"),
+    "application/vnd.rar": ("a rar archive", "unpack it by unrar x {file}, then give what is in it"),
+    "application/vnd.apache.parquet": ("Parquet", "unpack it, or give a file of text"),
     "application/vnd.apache.arrow.file": (
         "an Arrow file",
-        "data=hf data.name={folder} reads the folder of a data set that was saved; save another one as Parquet",
+        "data=hf data.name={folder} trains on the folder of a saved data set; save another one as Parquet",
     ),
     "git-lfs": ("a pointer of Git LFS in place of the file", "git -C {folder} lfs pull fetches the file"),
     "git-annex": ("a pointer of git-annex in place of the file", "git -C {folder} annex get {name} fetches the file"),
@@ -68,6 +68,7 @@ STARTS = {
     b"\xff\xff\xff\xff": "application/vnd.apache.arrow.file",  # a stream, as the datasets library writes it
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "application/msword",
 }
+ZIP = b"PK\x03\x04"  # also of documents and e-books, which chardet tells; not of an archive of plain text
 SHIFT_TO_KANJI = b"\x1b$"  # begins a word of ISO-2022-JP, whose bytes are all ASCII
 # iconv's names of codecs that it calls by another word than Python.
 ICONV = {
@@ -83,6 +84,7 @@ ICONV = {
 }
 NOT_IN_ICONV = {"cp720", "cp1006", "hz", "mac-greek", "mac-iceland", "mac-turkish"}  # no command could convert them
 SAMPLE = 1 << 16  # bytes that chardet is given
+BEGINNING = 64  # bytes in which a format of no text has numbers
 # A file with fewer bytes that are not UTF-8, in all or in a thousand, is a damaged one, not one of another encoding.
 FEWEST = 4
 FEWEST_IN_1000 = 2
@@ -93,6 +95,7 @@ ALMOST = 0.75
 NOT_UTF_8 = "not text in UTF-8"  # begins the noun of a text in another encoding, or in none that is known
 SURROGATE = re.compile("[\ud800-\udfff]")
 PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+NO_NUL = "tr -d '\\000'"
 # iconv does not know CESU-8, the UTF-8 of the halves that UTF-16 has: of Java, Oracle and MySQL.
 JOIN_HALVES = (
     """python -c 'import sys; text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass"); """
@@ -133,14 +136,13 @@ def check_text(file: str, opened: Open | None = None) -> Damage | None:
         with opened() as stream:
             found = letters_of(stream)
     if found.nul:
-        without = piped(file, "tr -d '\\000'")
-        remedy = f"{without} > {beside(file, 'new')} leaves it out"
+        remedy = f"{into_new(file, NO_NUL, 'new')} leaves it out"
         raise NotText(file, f"not text: it has a NUL, first in {found.nul}", remedy)
     if not found.broken:
         return None
     if is_halved(opened):
         noun = f"{NOT_UTF_8}, but in CESU-8, where an emoji is two halves"
-        raise NotText(file, noun, f"{piped(file, JOIN_HALVES)} > {beside(file, 'utf8')} converts it")
+        raise NotText(file, noun, f"{into_new(file, JOIN_HALVES, 'utf8')} converts it")
     # UTF-8 that is damaged has more whole letters than broken ones. A few broken bytes are no evidence of an encoding.
     if found.whole < found.broken and found.broken >= max(FEWEST, FEWEST_IN_1000 * found.size / 1000):
         refuse_encoding(file, found.sample, opened)
@@ -213,8 +215,9 @@ def refuse_packed(file: str, head: bytes, is_unpacked: bool) -> None:
     """
     unpack = unpacking_of(head)
     if unpack:
-        command = piped(file, unpack) if is_unpacked else f"{unpack} {shlex.quote(file)}"
-        step = f"{command} > {beside(file, 'new')}" if Path(file).is_file() else unpack
+        step = f"{unpack} {shlex.quote(file)} > {beside(file, 'new')}"
+        if is_unpacked or not Path(file).is_file():
+            step = into_new(file, unpack, "new")
         raise NotText(file, "packed twice" if is_unpacked else "packed", f"{step} unpacks it")
 
 
@@ -227,12 +230,16 @@ def refuse_binary(file: str, head: bytes, opened: Open) -> None:
         import chardet  # it loads its models; few files need it
 
         guess = chardet.detect(head[:SAMPLE])
-        if guess["encoding"]:
+        if guess["encoding"] and not head.startswith(ZIP):
             # Of the encodings some have NUL bytes; in a text of the others one is a mistake.
             if codecs.lookup(guess["encoding"]).name.startswith(("utf-16", "utf-32", "iso2022")):
                 refuse_encoding(file, head[:SAMPLE], opened)
-            return
-        kind = str(guess["mime_type"])
+            # A pickle, or the weights of a model, have other signs that no text has.
+            if is_writing(head[:BEGINNING].replace(b"\0", b"").decode("utf-8", "ignore")):
+                return
+            kind = "application/octet-stream"
+        else:
+            kind = "application/zip" if guess["encoding"] else str(guess["mime_type"])
     others = (named for start, named in OTHERS.items() if kind.startswith(start))
     noun, step = BINARY.get(kind) or next(others, ("not text but binary", "give a file of text"))
     folder, name = (shlex.quote(str(part)) for part in (Path(file).parent, Path(file).name))
@@ -256,9 +263,9 @@ def refuse_encoding(file: str, sample: bytes, opened: Open) -> None:
             first = re.search(r"[^\x00-\x7f]", text)
             middle = first.start() if first else 0
             words = visible(" ".join(text[max(0, middle - 20) : middle + 20].split()))
-            convert = piped(file, f"iconv -f {iconv_name(codec)} -t UTF-8")
+            convert = into_new(file, f"iconv -f {iconv_name(codec)} -t UTF-8", "utf8")
             noun = f"{NOT_UTF_8}, but in {iconv_name(codec)}: “{words}”"
-            raise NotText(file, noun, f"{convert} > {beside(file, 'utf8')} converts it")
+            raise NotText(file, noun, f"{convert} converts it")
 
 
 def is_writing(text: str) -> bool:
@@ -305,6 +312,14 @@ def iconv_name(codec: str) -> str:
     ):
         name = name.replace(ours, theirs)
     return name
+
+
+def into_new(file: str, command: str, word: str) -> str:
+    """Return a shell's line that writes a text, through a command, beside its file.
+
+    For the standard input it is the command, as it stands between the pipes before ours.
+    """
+    return f"{piped(file, command)} > {beside(file, word)}" if Path(file).is_file() else f"| {command} |"
 
 
 def piped(file: str, command: str) -> str:

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import io
+import pickle
 import re
 import shlex
 import shutil
@@ -57,7 +58,7 @@ def refused(path: Path) -> DataError:
 
 def command_of(error: DataError) -> str:
     """The shell's line in a remedy."""
-    return re.sub(r",? (converts it|leaves it out|makes text of it|then give the folder)$", "", error.remedy)
+    return re.sub(r",? (converts it|leaves it out|makes text of it|then give what is in it)$", "", error.remedy)
 
 
 def run(command: str, folder: Path) -> None:
@@ -313,6 +314,28 @@ def test_a_nul_is_named_by_line_and_byte_with_a_command_that_leaves_it_out(tmp_p
     assert error.problem.endswith("log.txt is not text: it has a NUL, first in line 2, byte 17")
     run(command_of(error), tmp_path)
     assert (tmp_path / "log.new.txt").read_text() == "first line\nsecond line\n" * 3
+
+
+def test_a_format_with_nuls_among_its_letters_is_no_text_with_a_nul(tmp_path):
+    """tr would leave its other signs, which are no text either."""
+    with zipfile.ZipFile(tmp_path / "stored.zip", "w") as archive:
+        archive.writestr("a.txt", "a line of text\n" * 99)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\0\0\0\x01\0\0\0general.architecture" * 9)
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps({"text": "a line of text\n" * 99}))
+    nouns = {"stored.zip": "a zip archive", "model.gguf": "not text but binary", "model.pkl": "not text but binary"}
+    for name, noun in nouns.items():
+        assert refused(tmp_path / name).problem.endswith(f"{name} is {noun}")
+
+
+def test_the_command_for_the_standard_input_stands_between_pipes():
+    for content, said in (
+        (b"a line of text\n" * 9 + b"\0", "leaves it out"),
+        ("Les élèves étaient déjà là.\n".encode("cp1252") * 9, "converts it"),
+        (gzip.compress(b"a"), "unpacks it"),
+    ):
+        with pytest.raises(DataError) as caught:
+            decode_text("the standard input", content)
+        assert re.fullmatch(rf"\| [^>]+ \| {said}", caught.value.remedy)
 
 
 def test_the_command_of_the_page_mends_a_file_in_two_encodings(tmp_path):

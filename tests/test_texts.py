@@ -426,7 +426,7 @@ def test_a_saved_dataset_is_refused_as_what_it_is_and_its_other_files_are_no_tex
     for name in ("dataset_info.json", "state.json"):
         (tmp_path / name).write_text('{\n "features": {}\n}')
     (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"\xff\xff\xff\xff" + bytes(60))
-    with pytest.raises(DataError, match=f"is an Arrow file: data=hf data.name={tmp_path} reads the folder"):
+    with pytest.raises(DataError, match=f"is an Arrow file: data=hf data.name={tmp_path} trains on the folder"):
         read(Source(DataConfig(path=str(tmp_path / pattern))))
     (tmp_path / "data-00000-of-00001.arrow").unlink()
     assert len(read(Source(DataConfig(path=str(tmp_path))))) == 2, "such names alone say nothing"
