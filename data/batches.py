@@ -162,6 +162,9 @@ class TokenDataset:
                 helps = {
                     "tokenizer=byte": all(self.has_bytes(split) for split in splits.values()),
                     "another data.val_fraction": len(self.train) + len(self.val) > 2 * self.block_size + 1,
+                    # Of a validation text of its own, which is scored alone.
+                    "a longer data.val_path": name == "validation",
+                    "more text": name == "training" or "a longer data.val_path" not in self.more_tokens,
                 }
                 choices = [choice for choice in self.more_tokens if helps.get(choice, True)]
                 raise DataError(problem, f"{shorter}choose {' or '.join(choices)}")

@@ -236,7 +236,8 @@ def make_folder(
         unfinished.mkdir()
         split = Split(source, config.validation_fraction)
         source.refuse_idle_separator()
-        source.refuse_idle_field()
+        if not validation or {*validation.formats.values()} == {"text"}:
+            source.refuse_idle_field()
         if isinstance(tokenizer, TokenizerConfig):
             tokenizer = make_tokenizer(tokenizer, split.sample(BPE_CHARACTERS * tokenizer.vocab_size))
         save_tokenizer(tokenizer, unfinished / "tokenizer.json")
@@ -249,7 +250,7 @@ def make_folder(
                 fault = f"changes while it is read ({each.describe()})"
                 remedy = "wait until nothing writes to it, or read a copy"
                 raise DataError(fault, remedy, setting=each.setting, value=each.value)
-            notes += each.note_lines()
+            notes += each.note_lines(is_learned=each is source)
         for line in notes:
             log(line)
         apart = splits_apart(source.files) if config.path else []
@@ -261,10 +262,16 @@ def make_folder(
             fault = f"has no text ({validation.describe()})"
             raise DataError(fault, "give a text", setting=validation.setting, value=validation.value)
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
+        if not source.count:
+            raise DataError(f"data={config.source} has no text ({source.describe()})", "add text")
         if not all(sizes.values()):
-            problem = f"data={config.source} has no text, or too little to hold some out ({source.describe()})"
+            problem = f"data={config.source} has too little text to hold some out ({source.describe()})"
             raise DataError(problem, f"add text, or raise data.val_fraction={config.validation_fraction:g}")
-        text = source.describe() + split.unheld_text() + shared_text(unfinished, tokenizer, split, validation)
+        text = (
+            source.describe()
+            + split.unheld_text(has_own=bool(validation))
+            + shared_text(unfinished, tokenizer, split, validation)
+        )
         (unfinished / "meta.json").write_text(json.dumps({"text": text, "notes": notes, "sizes": sizes}, indent=1))
     return text
 
@@ -368,23 +375,25 @@ class Split:
         self.end = fraction * sum(lengths) / len(lengths) if len(lengths) > 1 else 0.0
         """The mean length of the ends that are held out of several documents; 0 if whole ones are."""
 
-    def unheld_text(self) -> str:
+    def unheld_text(self, has_own: bool = False) -> str:
         """Return the words on what is held out badly, "" if nothing is.
 
-        That is a document that is most of the text, a kind that is never held out, or short ends.
+        That is a document that is most of the text, a kind that is never held out, or short ends. has_own: whether
+        there is a validation text of its own besides.
         """
+        remedy = "leave out data.val_fraction" if has_own else "set data.val_path"
         if self.longest > 0.5 and not self.is_whole:
             share = f"{self.longest:.0%} of it is one document, and as much of what is held out is its end"
-            return f"; {share}: move it away, or set data.val_path"
+            return f"; {share}: move it away, or {remedy}"
         if self.longest > 0.5:
             share = f"{self.longest:.0%} of it is one document, of which nothing is held out"
-            return f"; {share}: divide it, or set data.val_path"
+            return f"; {share}: divide it, or {remedy}"
         if self.unlike > 0.2:
             share = f"{self.unlike:.0%} of it is in documents too long to be held out beside the short ones"
-            return f"; {share}: hold some out by data.val_path"
+            return f"; {share}: {remedy}"
         if 0 < self.end < SHORT_END:
             ends = f"the end of each document is held out, {self.end:.0f} characters on average"
-            return f"; {ends}, and scored without its beginning: set data.val_path"
+            return f"; {ends}, and scored without its beginning: {remedy}"
         return ""
 
     def documents(self) -> Iterable[Iterable[str]]:
@@ -495,11 +504,15 @@ def open_nanogpt(data: DataConfig, tokenizer: TokenizerConfig, encoding: Encodin
     missing, damaged or of another tokenizer than `encoding`.
     """
     folder = user_path("data.path", str(data.path))
-    remedy = "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes, and tokenizer=, which made it"
+    remedy = "give a folder with train.bin and val.bin, as nanoGPT's prepare.py writes"
+    if not encoding and not (folder / "tokenizer.json").exists():
+        remedy += ", and tokenizer=, which made it"
     # nanoGPT's prepare.py for characters writes meta.pkl.
     if (folder / "meta.pkl").exists():
         problem = f"data.path={data.path} has ids that only its meta.pkl explains, and a pickle can run code"
-        raise DataError(problem, f"give the text instead, as in data=text data.path={folder / 'input.txt'}")
+        text = folder / "input.txt"
+        typed = shlex.quote(f"data.path={text if text.exists() else 'FILE'}")
+        raise DataError(problem, f"give the text instead, as in data=text {typed}")
     files = sizes_of(folder / f"{split}.bin" for split in SPLITS)
     # Refuse a folder without tokens before a tokenizer is downloaded.
     if len(files) < len(SPLITS):

@@ -39,7 +39,7 @@ from data.encoding import (
 from data.fields import Record, has_field, listed, value_of
 from data.formats import Format, format_of, records_of
 from data.json_records import is_assigned
-from data.opening import FORMATS, MARK, PACKINGS, is_named, opened_text
+from data.opening import FORMATS, MARK, PACKINGS, is_named, opened_text, unpacking
 from data.remedies import records_within, without_text
 from data.tables import refuse_excels_line, refuse_lines_before, repeats_names
 from data.tales import LISTS, RULES, tales
@@ -255,10 +255,34 @@ class Source:
                     try:
                         yield from self._with_text(self._documents_of(file), file)
                     except DataError as error:
+                        self._blame_source(file)
+                        if self.setting == "data.val_path":
+                            error.remedy = self._of_validation(error)
                         # A command writes a new file, and the old one would be refused again.
                         if len(self.files) > 1 and " > " in error.remedy:
                             error.remedy += "; then move the old file elsewhere"
                         raise
+
+    def _blame_source(self, file: str) -> None:
+        """Raise DataError if a file that cannot be read has another format than its source reads."""
+        name = self.found[file].name
+        wanted = self.formats[file]
+        asked = FORMAT_OF_SOURCE.get(self.config.source)  # as text all but Parquet can be read
+        if name != wanted and (name == "parquet" or (name != "text" and asked not in (None, "text"))):
+            fault = f"looks like a {FORMATS[name].noun}"
+        elif asked == "parquet" and not is_named(file, "parquet"):
+            fault = f"is no {FORMATS[asked].noun}"
+        else:
+            return
+        fault += f", and data={self.config.source} reads another format"
+        raise DataError(fault, "data=files reads each file in its own", value=file)
+
+    def _of_validation(self, error: DataError) -> str:
+        """Return the remedy for a text of data.val_path, whose format is its own whatever data= is."""
+        remedy = re.sub(", or data=text|; data=text reads the list itself", "", error.remedy)
+        if f"data.text_field={self.config.text_field}" in error.fault:
+            remedy += "; data.path and data.val_path have the same field"
+        return remedy
 
     def _documents_of(self, file: str) -> Iterator[Iterable[str]]:
         """Yield the documents of a file; none if it is left out, which the only file never is."""
@@ -358,11 +382,14 @@ class Source:
                 remedy = f"rename the field of their text to {self.config.text_field}, as of the other files"
             self._note(f"Files of records read as they are ({remedy})", 1, f"{file} (a {noun}{fields})")
         elif found.name != "text" and not found.is_named:
-            fact = "Files of records by their content alone (data=text reads all as text)"
+            is_own = self.setting == "data.val_path"  # whose format no data= changes
+            fact = f"Files of records by their content alone{'' if is_own else ' (data=text reads all as text)'}"
             self._note(fact, 1, f"{file} (a {noun})")
         elif found.name == "text" and is_named(file, "json"):
             path = records_within(file, self.config.text_field) if len(self.files) == 1 else ""
-            command = f"jq -c {shlex.quote(path)} FILE > LINES.jsonl" if path else "jq"
+            unpack = unpacking(file)
+            command = f"jq -c {shlex.quote(path)}{' FILE' * (not unpack)} > LINES.jsonl" if path else "jq"
+            command = f"{unpack} FILE | {command}" if unpack else command
             self._note(
                 f"JSON files without a list of records, read as they are ({command} makes JSON lines of one)", 1, file
             )
@@ -442,7 +469,8 @@ class Source:
                 # They are read as they are, but rarely meant to be learned.
                 for fact in [fact for fact, is_in in untold.items() if is_in(block)]:
                     del untold[fact]
-                    self._note(f"Files {fact}", 1, file)
+                    unpack = unpacking(file)
+                    self._note(f"Files {fact.replace('sed -i', f'{unpack} FILE | sed') if unpack else fact}", 1, file)
                 if not is_noted_as:  # the last letter may go on in the next block
                     is_noted_as = self._note_read_as(block[: block.rfind(" ") + 1] or block, "Files", file)
                 yield replace_surrogates(block)[0]
@@ -475,9 +503,13 @@ class Source:
         before, places = self.notes.get(fact, (0, []))
         self.notes[fact] = before + count, [*places, where][:10]
 
-    def note_lines(self) -> list[str]:
-        """Return the notes of the latest reading as sentences."""
-        return [f"{fact}: {count:,}, first in {', '.join(places)}." for fact, (count, places) in self.notes.items()]
+    def note_lines(self, is_learned: bool = True) -> list[str]:
+        """Return the notes of the latest reading as sentences.
+
+        is_learned: whether the text is trained on; otherwise it is scored.
+        """
+        lines = [f"{fact}: {count:,}, first in {', '.join(places)}." for fact, (count, places) in self.notes.items()]
+        return lines if is_learned else [line.replace("the model learns", "are scored", 1) for line in lines]
 
     def refuse_idle_field(self) -> None:
         """Raise DataError if a field was asked for, and there are files without records alone."""
@@ -710,6 +742,8 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
         noun = "regular file" if format == "text" else FORMATS[format].noun
         problem = f"{setting}={path} names no {noun} (seen from {Path.cwd()})"
         remedy = "give a file, a folder or a quoted glob that holds text"
+        if found and format != "text":
+            remedy = "data=files reads each file in its format"
         several = [part.strip(" '\"") for part in path.strip("[]").split(",")]
         if re.match("[a-z0-9+]+://|hf:", path):
             remedy = remedy_for_address(path)

@@ -60,7 +60,8 @@ def make_tokenizer(config: TokenizerConfig, training_text: Iterable[str]) -> tik
         problem = f"tokenizer={config.name} could not be downloaded ({first_line(error)})"
         files = " ".join(f"-o FOLDER/{cached_name(address)} {address}" for address in PUBLISHED[config.name])
         place = f"set TIKTOKEN_CACHE_DIR=FOLDER to a folder with its files, which curl -f --create-dirs {files} fetches"
-        raise DataError(problem, f"{place} on any machine; or choose tokenizer=bpe, which needs none") from error
+        other = "" if training_text == () else "; or choose tokenizer=bpe, which needs none"  # () with nanoGPT's ids
+        raise DataError(problem, f"{place} on any machine{other}") from error
 
 
 def cached_name(address: str) -> str:

@@ -197,7 +197,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
         if text.separator != AS_TRAINED:
             source.refuse_idle_separator()
         description = source.describe()
-        notes = source.note_lines()
+        notes = source.note_lines(is_learned=False)
     else:
         owner = next((each for each in checkpoints if has_split(each)), owner)
         first = owner.tokenizer

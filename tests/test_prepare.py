@@ -514,8 +514,8 @@ def test_two_runs_that_start_at_once_prepare_once_also_when_the_first_is_killed(
     ("name", "content", "message"),
     [
         ("binary.bin", b"\0\1", "binary.bin is not text"),
-        ("empty.txt", b"", r"has no text.*: add text, or raise data\.val_fraction=0\.1"),
-        ("short.txt", b"a", "too little to hold some out"),
+        ("empty.txt", b"", r"^data=text has no text \(.*\): add text\.$"),
+        ("short.txt", b"a", r"too little text to hold some out.*: add text, or raise data\.val_fraction=0\.1"),
         ("a.jsonl", b'{"text": "fine"}\n' * 3000 + b"broken\n", "line 3001 is not JSON"),
         ("full.txt", b"text " * 100, r"data\.cache_dir=.* cannot be used \(No space left on device\)"),
     ],
@@ -616,7 +616,9 @@ def test_the_remedy_for_a_short_split_names_settings_that_the_text_has_and_that_
     assert remedy(name="bpe") == "more text or tokenizer=byte or another data.val_fraction"
     assert remedy() == remedy(name="bpe", encoding=byte) == "more text or another data.val_fraction"
     held_out = write_jsonl(tmp_path / "held.jsonl", ["a validation text"])
-    assert remedy(val_path=str(held_out)) == "more text or a longer data.val_path"
+    assert remedy(val_path=str(held_out)) == "a longer data.val_path"
+    long = write_jsonl(tmp_path / "long.jsonl", ["a validation text"] * 999)
+    assert remedy(val_path=str(long)) == "more text"
     for split in ("train", "val"):
         np.arange(100).astype("<u2").tofile(tmp_path / f"{split}.bin")
     assert remedy(source="nanogpt", path=str(tmp_path)) == "more text"
@@ -711,7 +713,7 @@ def test_ids_after_the_header_of_llm_c_are_refused_with_the_commands_that_leave_
             b"version https://git-lfs.github.com/spec/v1\n",
             "is a pointer of Git LFS .*: git -C .* lfs pull",
         ),
-        ("meta.pkl", b"", r"meta\.pkl explains.*data=text data\.path=.*input\.txt"),
+        ("meta.pkl", b"", r"meta\.pkl explains.*data=text data\.path=FILE"),
     ],
 )
 def test_what_are_no_tokens_of_gpt2_is_refused(folder, file, content, problem, monkeypatch):
@@ -732,6 +734,32 @@ def test_the_folders_own_tokenizer_counts_and_must_be_that_of_the_model_to_begin
     assert opened(folder).vocab_size == opened(folder, encoding=own).vocab_size == 257
     with pytest.raises(DataError, match="another tokenizer than the model's: give the text"):
         opened(folder, encoding=train_bpe(["abab"], 258))
+
+
+def test_the_field_of_records_may_be_that_of_the_validation_text_alone(tmp_path):
+    (tmp_path / "a.txt").write_text("a word " * 50)
+    (tmp_path / "b.csv").write_text("id,body\n1," + "a word " * 50)
+    places = {"path": str(tmp_path / "a.txt"), "val_path": str(tmp_path / "b.csv"), "cache_dir": str(tmp_path)}
+    config = DataConfig(text_field="body", **places)
+    assert len(prepare.prepare(config, TokenizerConfig(name="byte"), log=[].append).val) > 300
+
+
+def test_the_remedy_for_foreign_ids_names_a_tokenizer_only_if_it_can_be_chosen(folder, monkeypatch):
+    own = make_tokenizer(TokenizerConfig(name="byte"), ())
+    for split in ("train", "val"):
+        np.full(200, 999).astype("<u2").tofile(folder / f"{split}.bin")
+    monkeypatch.setattr(prepare, "make_tokenizer", lambda *_: own)
+    with pytest.raises(DataError, match="prepare.py writes, and tokenizer=, which made it"):
+        opened(folder)
+    with pytest.raises(DataError, match="prepare.py writes[.]$"):  # as with init_from
+        opened(folder, encoding=own)
+    save_tokenizer(own, folder / "tokenizer.json")
+    with pytest.raises(DataError, match="prepare.py writes[.]$"):
+        opened(folder)
+    (folder / "meta.pkl").touch()
+    (folder / "input.txt").touch()
+    with pytest.raises(DataError, match=r"as in data=text \S*data\.path=.*input\.txt"):
+        opened(folder)
 
 
 @pytest.mark.slow

@@ -45,6 +45,54 @@ def of_path(path: Path | str, source: str = "text", **settings: str | None) -> S
     return Source(DataConfig(source=source, path=str(path), **settings))
 
 
+# Sentences that are true on each road
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "content", "said"),
+    [
+        ("jsonl", "a.csv", "id,text\n1,one\n", "looks like a CSV file, and data=jsonl reads another format"),
+        ("csv", "a.jsonl", '{"text": "one"}\n', "looks like a JSON lines file, and data=csv reads another format"),
+        ("hf", "a.jsonl", '{"text": "one"}\n', "looks like a JSON lines file, and data=hf reads another format"),
+        ("hf", "a.txt", "one", "is no Parquet file, and data=hf reads another format"),
+        ("csv", "a.parquet", "PAR1\0PAR1", "looks like a Parquet file, and data=csv reads another format"),
+        ("text", "a.parquet", "PAR1\0PAR1", "looks like a Parquet file, and data=text reads another format"),
+    ],
+)
+def test_a_file_of_another_format_than_its_source_is_named_with_the_source_that_reads_it(
+    source, name, content, said, tmp_path
+):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=f"{name} {said}: data=files reads each file in its own"):
+        read(of_path(tmp_path / name, source))
+    if source == "csv":
+        with pytest.raises(DataError, match="names no CSV file .*: data=files reads each file in its format"):
+            of_path(tmp_path, source)
+
+
+def test_a_text_of_data_val_path_has_remedies_of_its_own_and_is_not_learned(tmp_path):
+    (tmp_path / "a.csv").write_text("id,body\n1,one\n")
+    for setting, more in (("data.path", ", or data=text; docs"), ("data.val_path", "; docs")):
+        with pytest.raises(DataError) as caught:
+            read(Source(DataConfig(path=str(tmp_path / "a.csv")), setting))
+        assert f"choose one of id, body{more}/data.md" in caught.value.remedy
+        assert ("data.path and data.val_path have the same field" in caught.value.remedy) == (more == "; docs")
+    (tmp_path / "b").write_bytes(b"one\r\ntwo\r\n")
+    source = of_path(tmp_path / "b")
+    read(source)
+    assert ", which are scored (to convert" in source.note_lines(is_learned=False)[0]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a command of the shell")
+def test_the_command_that_converts_a_packed_file_unpacks_it(tmp_path):
+    """sed -i would write into the packed bytes."""
+    (tmp_path / "FILE").write_bytes(gzip.compress(b"one\r\ntwo\r\n"))
+    source = of_path(tmp_path / "FILE")
+    read(source)
+    command = re.search(r"\(to convert: (.*)\)", source.note_lines()[0])[1]
+    assert subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True).stdout == b"one\ntwo\n"
+
+
 # Settings
 
 
@@ -564,7 +612,8 @@ def test_a_list_of_files_is_no_text_and_the_command_makes_a_folder_of_them(tmp_p
     listed.write_bytes(end.join([*names, ""]).encode())
     with pytest.raises(DataError, match="is a list of files: ") as caught:
         read(Source(DataConfig(path=str(listed)), f"data.{setting}"))
-    command, typed = re.match("(.*) makes a folder of them: then set (.*);", caught.value.remedy).groups()
+    command, typed, more = re.match("(.*) makes a folder of them: then set ([^;]*)(.*)", caught.value.remedy).groups()
+    assert bool(more) == (setting == "path"), "data=text changes no text of data.val_path"
     subprocess.run(command, shell=True, check=True, capture_output=True)
     assert typed == f"data.{setting}=texts"
     assert read(of_path("texts", "files")) == ["text of a", "text of b"]

@@ -223,3 +223,12 @@ def test_gzips_bits_are_those_of_the_documents_in_lines_for_each_byte_of_them():
     assert gzip_bits(encoding, marked[:1]) > 0, "a validation text of a mark alone"
     noise = np.random.default_rng(0).integers(0, 256, 1_500_000).astype(np.uint16)
     assert 3.9 < gzip_bits(encoding, np.concatenate((np.zeros_like(noise), noise))) < 4.1, "half of it is noise"
+
+
+def test_bpe_is_the_remedy_for_a_tokenizer_that_is_not_downloaded_unless_the_ids_are_there(monkeypatch):
+    """nanoGPT's ids are gpt2's: bpe would have none of them."""
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: 1 / 0)
+    for text, is_free in ((iter(["a text"]), True), ((), False)):
+        with pytest.raises(DataError, match="tokenizer=gpt2 could not be downloaded") as caught:
+            make_tokenizer(TokenizerConfig(name="gpt2"), text)
+        assert ("tokenizer=bpe" in caught.value.remedy) == is_free
