@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from common.errors import CheckpointError, SettingsError, format_value, naming
 from common.files import UNFINISHED, is_locked, keep_copies, pointed, reading, remove, replace_text, user_path
 from common.text import flat, hydra_quoted
+from data.config import VOCABULARIES
 from runs.checkpoint import (
     OPTIMIZER,
     TOKENIZER,
@@ -203,10 +204,13 @@ def way_on(path: Path) -> str:
         return ""
     if not (path / OPTIMIZER).is_file():
         return f"{hydra_quoted('init_from', path)} begins a new run with its weights"
+    meta = read_meta(path)
     run = path.with_name(f"{path.name}-run")
-    step = run / "checkpoints" / f"step_{read_meta(path).progress.step}"
+    step = run / "checkpoints" / f"step_{meta.progress.step}"
     moved = f"mkdir -p {shlex.quote(str(step.parent))} && mv {shlex.quote(str(path))} {shlex.quote(str(step))}"
-    return f"{hydra_quoted('resume', run)} data.path=TEXT goes on from it after {moved}"
+    data = meta.config.get("data")
+    texts = "".join(f" data.{name}=TEXT" for name in ("path", "val_path") if isinstance(data, dict) and data.get(name))
+    return f"{hydra_quoted('resume', run)}{texts} goes on from it after {moved}"
 
 
 def way_of_sweep(path: Path) -> str:
@@ -277,21 +281,33 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
     bound = [name for name in found if not is_free(name)]
     changed = [f"{name}={format_value(found[name][1])} (was {format_value(found[name][0])})" for name in bound]
     has_other_text = data not in (None, saved.data)
-    changed += ["the text or its modification time has changed"] * has_other_text
+    changed += [fact_of_other_data(settings, saved)] * has_other_text
     if not changed:
         return
 
     # Refuse them, or warn. Weights or optimizer would not fit some of them, so nothing allows these.
     sentence = f"resume={settings['resume']} would not be the same run: {', '.join(changed)}"
-    shaping = ("model.", "tokenizer.", "optimizer.name")
-    shaped = [name for name in bound if name.startswith(shaping) and name not in WITHOUT_WEIGHTS]
+    shaped = [*filter(shapes_weights, bound)]
     if shaped:
         remedy = "leave these out, or begin a new run" + remedy_in_python(flat(settings), flat(defaults), shaped)
         raise SettingsError(f"{sentence}; {', '.join(shaped)} cannot change", remedy)
     if not settings["allow_changes"]:
-        anew = "; in place of resume=, init_from= begins a run on the new text with its weights" * has_other_text
+        anew = "; in place of resume=, init_from= begins a run on the new data with its weights" * has_other_text
         raise SettingsError(sentence, f"restore these, or set allow_changes=true to continue with the new ones{anew}")
     log.warning("%s.", sentence)
+
+
+def fact_of_other_data(settings: dict[str, Any], saved: Meta) -> str:
+    """Return what has changed of the data of a run, whose fingerprint is another."""
+    before, now = (flat(each).get("data.source") for each in (saved.config, settings))
+    if not {before, now} & VOCABULARIES.keys():
+        return "the text or its modification time has changed"
+    return "the task has changed" if before == now else f"data={now} (was {before})"
+
+
+def shapes_weights(name: str) -> bool:
+    """Return whether weights or optimizer of a run would not fit another value of this setting."""
+    return name.startswith(("model.", "tokenizer.", "optimizer.name")) and name not in WITHOUT_WEIGHTS
 
 
 def remedy_in_python(settings: dict[str, Any], defaults: dict[str, Any], names: Collection[str]) -> str:

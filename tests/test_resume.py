@@ -38,12 +38,13 @@ from common.console import Signals, ending_signals, exit_on_signal
 from common.errors import SettingsError
 from common.files import is_locked
 from data.batches import TokenDataset
-from data.config import TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from data.tokenizer import same_tokens, train_bpe
 from generation.score import ScoringParams, score, validation_split
+from model.config import GPTConfig
 from model.size import flops_per_token, without_weights
-from runs.checkpoint import Meta, Progress, find_checkpoints, open_checkpoint, read_meta, write_checkpoint
+from runs.checkpoint import Meta, Progress, as_json, find_checkpoints, open_checkpoint, read_meta, write_checkpoint
 from runs.directory import LOGS, lock_run, settings_text, written_comments, written_settings
 from runs.metrics import read_metrics
 from runs.origin import PROJECT_HASH
@@ -59,7 +60,7 @@ from runs.resume import (
 from runs.summary import Summary, read_summary, write_summary
 from train import train
 from training.config import OptimizerConfig, TrainConfig
-from training.plan import plan_run
+from training.plan import plan_run, trial_run
 from training.run import Run
 from training.start import checkpoint_to_resume
 
@@ -594,7 +595,7 @@ def test_a_run_is_not_finished_by_an_end_that_it_has_passed(config, shorter):
     stopped(config, 4)
     last = Path(config.run_dir) / "checkpoints/last/meta.json"
     before = last.read_bytes()
-    with pytest.raises(SettingsError, match=r"max_steps=[12] ends before step 5, where resume=.* is: raise it"):
+    with pytest.raises(SettingsError, match=r"max_(steps=2|flops=1) ends before step 5, where resume=.* is: raise it"):
         train(replace(config, resume=config.run_dir, **shorter))
     assert last.read_bytes() == before
 
@@ -648,7 +649,7 @@ def test_a_run_that_goes_on_elsewhere_says_what_differs_and_elsewhere_only(confi
     meta = read_meta(Path(config.run_dir) / "checkpoints/last")
     forge(Path(config.run_dir) / "checkpoints/last", computed_on=meta.computed_on | {"threads": 64})
     train(replace(again, max_steps=4))
-    assert f"with threads {torch.get_num_threads()} (was 64): the same text in the same order" in caplog.text
+    assert f"with threads {torch.get_num_threads()} (was 64): the same batches in the same order" in caplog.text
 
 
 def test_what_a_person_has_edited_in_config_yaml_is_told_with_the_way_to_change_it(tmp_path, caplog):
@@ -659,8 +660,92 @@ def test_what_a_person_has_edited_in_config_yaml_is_told_with_the_way_to_change_
     edited = "seed: 1\nmax_steps: 40\noptimizer: {lr: 0.5}\nmodel: {ngrams: [2]}\nnew: 1\n"
     (tmp_path / "config.yaml").write_text(edited)
     training.start.tell_edited(tmp_path, before, before | {"max_steps": 40})  # typed as well
-    said = "config.yaml has optimizer.lr=0.5 model.ngrams=[2], which changes nothing: type that after resume="
-    assert caplog.messages == [f"{said}{tmp_path}."]
+    said = "config.yaml has optimizer.lr=0.5 'model.ngrams=[2]', which changes nothing"
+    assert caplog.messages == [f"{said}: the run keeps its model.ngrams, and a new one may have others."]
+    for text, typed, allowed in (
+        ("max_steps: 40\nsample_prompt: Once upon", "'sample_prompt=Once upon'", ""),
+        ("optimizer: {lr: 0.5}", "optimizer.lr=0.5", " allow_changes=true"),
+    ):
+        caplog.clear()
+        (tmp_path / "config.yaml").write_text(text)
+        training.start.tell_edited(
+            tmp_path, before | {"sample_prompt": ""}, before | {"sample_prompt": "", "max_steps": 40}
+        )
+        said = f"config.yaml has {typed}, which changes nothing: type that after resume={tmp_path}{allowed}."
+        assert caplog.messages == [said]
+
+
+def test_what_is_said_of_the_batches_of_a_resumed_run_is_true_of_another_text_too(caplog):
+    """A run that went on with another text, or seed, was told to have the same text in the same order."""
+    caplog.set_level(logging.INFO, "tinygpt")
+    for same in (True, False):
+        training.start.tell_changes({"threads": 4}, {"threads": 2}, same)
+    assert ["same batches in the same order" in said for said in caplog.messages] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("limits", "step", "said"),
+    [
+        ({"max_steps": 4}, 4, "has finished, by max_steps=4: to train on, raise max_steps."),
+        (
+            {"max_steps": 4, "patience": 1},
+            4,
+            "by max_steps=4 and patience=1: to train on, raise max_steps and patience.",
+        ),
+        ({"max_steps": 9, "patience": 1}, 4, "by patience=1: to train on, raise patience, or set patience=null."),
+        ({"max_steps": 4}, 5, "max_steps=4 ends before step 5, where resume=RUN is: raise it, or leave it out."),
+        ({"max_flops": 1e3}, 5, "max_flops=1000 ends before step 5, where resume=RUN is: raise it, or leave it out."),
+        ({}, 451, "max_steps=450, the default, ends before step 451, where resume=RUN is: raise it."),
+    ],
+)
+def test_the_end_of_a_resumed_run_is_told_by_the_limits_that_it_has(limits, step, said, caplog):
+    """A run at the end of its steps and its patience was told of the one, and after that of the other."""
+    caplog.set_level(logging.INFO, "tinygpt")
+    config = TrainConfig(model=GPTConfig(n_layer=1, n_embd=32, vocab_size=257), resume="RUN", **limits)
+    run = trial_run(config, torch.device("cpu"), torch.float32)
+    run.progress.step, run.progress.without_gain = step, 1
+    try:
+        training.start.check_end(run)
+    except SettingsError as error:
+        caplog.clear()
+        assert str(error) == said
+    else:
+        assert caplog.messages == [f"resume=RUN has finished, {said.removeprefix('has finished, ')}"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("files", "stdlib", "the text or its modification time has changed"),
+        ("files", "copy", r"data=copy \(was files\)"),
+        ("copy", "copy", "the task has changed"),
+    ],
+)
+def test_other_data_of_a_resumed_run_is_named_as_text_or_task(before, now, said):
+    """A run on a text was told that the text had changed where a task was typed."""
+    settings = asdict(TrainConfig(resume="RUN"))
+    saved = Meta(settings | {"data": settings["data"] | {"source": before}}, data="a")
+    with pytest.raises(SettingsError, match=rf"would not be the same run: {said}: restore these, .* the new data"):
+        check_settings(settings | {"data": settings["data"] | {"source": now}}, saved, settings, "b")
+
+
+def test_a_run_that_has_learned_a_task_is_not_gone_on_with_on_a_text():
+    """Its tokenizer, which it never had, was told to be missing."""
+    saved = Meta(asdict(TrainConfig(data=DataConfig(source="copy"))), files={"model.safetensors": {}})
+    with pytest.raises(SettingsError, match="^resume=RUN has learned data=copy, which has no tokenizer, .*=stdlib"):
+        training.start.refuse_text_after_task(TrainConfig(resume="RUN"), saved)
+    saved.files["tokenizer.json"] = {}
+    training.start.refuse_text_after_task(TrainConfig(resume="RUN"), saved)
+
+
+@pytest.mark.parametrize(("data", "typed"), [({"source": "copy"}, ""), ({"path": "x"}, " data.path=TEXT")])
+def test_a_checkpoint_taken_out_of_its_run_asks_for_a_text_if_that_had_a_path(tmp_path, data, typed):
+    """data.path=TEXT was advised to a run of a task, which refuses it."""
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "optimizer.safetensors").touch()
+    (tmp_path / "taken" / "meta.json").write_text(as_json(Meta({"data": data}, Progress(step=4))))
+    with pytest.raises(SettingsError, match=rf": resume=\S*taken-run{typed} goes on from it after mkdir"):
+        find_run(str(tmp_path / "taken"), None)
 
 
 def test_comments_that_a_person_wrote_into_config_yaml_are_kept_once_and_texts_with_a_hash_are_none(tmp_path):

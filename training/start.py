@@ -24,7 +24,7 @@ from common.console import Signals, in_notebook, show_log
 from common.errors import SettingsError, device_failed, first_line, format_value, lacks_memory
 from common.files import is_locked, largest_file, os_errors_named, replace_text, user_path
 from common.settings import from_arguments
-from common.text import flat, si
+from common.text import flat, hydra_quoted, si
 from data.batches import Dataset, TokenDataset
 from data.config import DIVISIBLE
 from data.prepare import TOLD_SHARE, has_hash, learned_share, prepare, prepared, tokens_hash
@@ -59,9 +59,11 @@ from runs.resume import (
     earlier_settings,
     find_run,
     is_copied,
+    is_free,
     newest_intact,
     refuse_used,
     remove_leftovers,
+    shapes_weights,
 )
 from training.config import SEARCHED, OptimizerConfig, TrainConfig
 from training.device import (
@@ -166,6 +168,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     config, copy_pretrained, encoding = open_pretrained(config)
     own = None
     if saved and not config.data.is_task:  # rank 0 reads it: another machine may not have the checkpoint
+        refuse_text_after_task(config, saved.meta)
         own = ranks.broadcast_object(read_tokenizer(saved.path / TOKENIZER) if ranks.is_first else None)
         encoding = own if saved.meta.own_tokenizer else encoding
     # A resumed run inherits the vocabulary of its own tokenizer. That of a changed text may have more ids.
@@ -244,6 +247,15 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     return run
 
 
+def refuse_text_after_task(config: TrainConfig, saved: Meta) -> None:
+    """Raise SettingsError for a text in a run that has learned a task, and so has no tokenizer."""
+    if saved.files and TOKENIZER not in saved.files:
+        learned = flat(saved.config).get("data.source")
+        given = f"and data={config.data.source} needs one"
+        problem = f"resume={config.resume} has learned data={learned}, which has no tokenizer, {given}"
+        raise SettingsError(problem, "leave the data out, or begin a new run")
+
+
 def tell_learned(config: TrainConfig, data: Dataset, before: Sequence[str]) -> float | None:
     """Tell and return which share of what is held out the model has learned before.
 
@@ -254,7 +266,8 @@ def tell_learned(config: TrainConfig, data: Dataset, before: Sequence[str]) -> f
         share = learned_share(config.data, others, np.asarray(data.val[:]), data.tokenizer)
         if share >= TOLD_SHARE:
             fact = f"{share:.0%} of what is held out is in the text that the model has learned before"
-            log.warning("%s: data.val_path= holds out another one.", fact)
+            other = "another val.bin" if config.data.source == "nanogpt" else "data.val_path="
+            log.warning("%s: %s holds out another one.", fact, other)
             return round(share, 3)
     return None
 
@@ -416,20 +429,19 @@ def tell_first_values(saved: Saved) -> None:
 def check_end(run: Run) -> None:
     """Raise SettingsError if a resumed run is past its last step; tell of one at its end."""
     resume = run.config.resume
+    reached = limits_reached(run)
     if run.max_steps and run.progress.step > run.max_steps:
-        problem = f"max_steps={run.max_steps} ends before step {run.progress.step}, where resume={resume} is"
-        raise SettingsError(problem, "raise it or max_flops, or leave it out")
-    if run.fraction_done() >= 1:
-        reached = limits_reached(run)
+        name = "max_flops" if "max_flops" in reached else "max_steps"
+        is_default = getattr(run.config, name) is None
+        end = f"{name}={format_value(reached[name])}{', the default,' * is_default}"
+        problem = f"{end} ends before step {run.progress.step}, where resume={resume} is"
+        raise SettingsError(problem, "raise it" if is_default else "raise it, or leave it out")
+    if reached:
         ends = " and ".join(f"{name}={format_value(value)}" for name, value in reached.items())
         remedy = f"raise {' and '.join(reached)}"
-        if "max_steps" not in reached and run.config.max_steps:
+        if "max_steps" not in reached and (run.config.max_steps or [*reached] == ["patience"]):
             remedy += f", or set {' '.join(f'{name}=null' for name in reached)}"
         log.info("resume=%s has finished, by %s: to train on, %s.", resume, ends, remedy)
-    elif run.is_out_of_patience:
-        log.info(
-            "resume=%s has finished: to train on, raise patience=%d, or set patience=null.", resume, run.config.patience
-        )
 
 
 def limits_reached(run: Run) -> dict[str, float]:
@@ -443,6 +455,8 @@ def limits_reached(run: Run) -> dict[str, float]:
             reached["max_flops"] = config.max_flops
         else:
             reached["max_steps"] = run.max_steps
+    if config.patience is not None and run.is_out_of_patience:
+        reached["patience"] = config.patience
     return reached
 
 
@@ -726,7 +740,10 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
     # Tell where a resumed run goes on, and whether its results may differ.
     if saved:
         log.info("resuming at step %d of %s", run.progress.step, directory)
-        tell_changes(saved.meta.computed_on, run.computed_on())
+        before, now = flat(saved.meta.config), flat(asdict(run.config))
+        has_other_batches = any(before.get(name, now[name]) != now[name] for name in ("seed", "batch_size"))
+        has_same = saved.meta.data == run.data.fingerprint and not has_other_batches
+        tell_changes(saved.meta.computed_on, run.computed_on(), has_same)
 
 
 def tell_edited(directory: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -737,8 +754,14 @@ def tell_edited(directory: Path, before: dict[str, Any], now: dict[str, Any]) ->
         if name in before and format_value(value) not in (format_value(before[name]), format_value(now[name]))
     }
     if edited:
-        typed = " ".join(f"{name}={value}" for name, value in edited.items())
-        log.warning("config.yaml has %s, which changes nothing: type that after resume=%s.", typed, directory)
+        typed = " ".join(shlex.quote(f"{name}={value}") for name, value in edited.items())
+        remedy = f"type that after {hydra_quoted('resume', directory)}"
+        if not all(map(is_free, edited)):
+            remedy += " allow_changes=true"
+        if any(map(shapes_weights, edited)):
+            kept = " ".join(filter(shapes_weights, edited))
+            remedy = f"the run keeps its {kept}, and a new one may have others"
+        log.warning("config.yaml has %s, which changes nothing: %s.", typed, remedy)
 
 
 def refuse_full_disk(run: Run, directory: Path, setting: str) -> None:
@@ -758,7 +781,8 @@ def refuse_full_disk(run: Run, directory: Path, setting: str) -> None:
         return
     room = f"has {si(disk.free)}B free, and a checkpoint takes {si(size)}B"
     if disk.free < size:
-        raise SettingsError(room, "make room, or name a folder on another disk", setting=setting, value=directory)
+        elsewhere = "name a folder" if setting == "run_dir" else "resume a copy of the run"
+        raise SettingsError(room, f"make room, or {elsewhere} on another disk", setting=setting, value=directory)
     # The best one is kept besides the latest, and a new one is written before an old one goes.
     interval = min(run.config.checkpoint_interval, run.config.eval_interval)
     saves = math.ceil((run.max_steps - run.progress.step) / interval) if run.max_steps else math.inf
@@ -767,7 +791,7 @@ def refuse_full_disk(run: Run, directory: Path, setting: str) -> None:
         log.warning("%s=%s %s, of which up to %d are there at a time: make room.", setting, directory, room, number)
 
 
-def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+def tell_changes(before: dict[str, Any], now: dict[str, Any], has_same_batches: bool = True) -> None:
     """Log the facts, besides the settings, that have changed since a run was saved."""
     changes = [f"{name} {value} (was {before.get(name)})" for name, value in now.items() if value != before.get(name)]
     code = [change for change in changes if change.startswith("project_hash ")]
@@ -775,7 +799,5 @@ def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     if code:
         log.warning("the project's code has changed, so results may differ: %s", *code)
     if machine:
-        log.info(
-            "with %s: the same text in the same order, but results differ by rounding, and dropout may",
-            ", ".join(machine),
-        )
+        batches = "the same batches in the same order, but " * has_same_batches
+        log.info("with %s: %sresults differ by rounding, and dropout may", ", ".join(machine), batches)
