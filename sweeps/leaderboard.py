@@ -511,7 +511,7 @@ def markdown(jobs: list[Job]) -> str:
 def learned_before(share: float) -> str:
     """Return the note on figures of weights that have learned such a share of what is held out."""
     had = f"Weights of some runs had learned up to {share:.0%} of what is held out"
-    return f"{had}, in runs before: data.val_path= holds out another text."
+    return f"{had}, in runs before: data.val_path=, or for data=nanogpt another val.bin, holds out another text."
 
 
 def remedy_for_parts(targets: Iterable[float | None]) -> str:

@@ -449,14 +449,14 @@ def test_a_loss_that_stays_at_chance_is_told(train_config, caplog, lr, told):
 
 
 @pytest.mark.slow
-def test_a_run_that_has_learned_its_text_by_heart_is_told_to_add_text(train_config, tmp_path, caplog):
+def test_a_short_text_of_which_nothing_was_learned_is_not_said_to_be_known_by_heart(train_config, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     (tmp_path / "small.txt").write_bytes(bytes(random.Random(1).choices(range(97, 123), k=700)))
     data = replace(train_config.data, path=str(tmp_path / "small.txt"))
     rates = OptimizerConfig(lr=1e-12, embedding_lr=None, lm_head_lr=None)
     train(replace(train_config, data=data, max_steps=40, optimizer=rates, sample_tokens=0))
     assert "beyond 4 a model may learn the text by heart" in caplog.text
-    assert "no better than chance, ln 257 = 5.5491: The model may learn its text by heart: add text" in caplog.text
+    assert "no better than chance, ln 257 = 5.5491: raise optimizer.lr=1e-12, or train longer" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -409,6 +409,41 @@ def test_a_schedule_that_max_minutes_has_cut_is_told(train_config, caplog):
             run.config = replace(run.config, schedule=train_config.schedule)
 
 
+def test_a_loss_that_rose_with_the_training_loss_is_none_of_a_text_known_by_heart(train_config, caplog):
+    """Where the rate was too high, the model was told to learn its text by heart, of which it knew nothing."""
+    with open_run(replace(train_config, sample_tokens=0)) as run:
+        progress = run.progress
+        for best, training, by_heart, said in (
+            (2.0, 0.5, True, "after its best step the loss rose"),
+            (2.0, 6.4, False, "after its best step the loss rose"),
+            (6.0, 0.5, True, "no better than chance"),
+            (6.0, 6.4, False, "no better than chance"),
+            (None, 6.4, False, "no validation loss counts"),
+        ):
+            caplog.clear()
+            terminal = Terminal(run)
+            progress.step = 5000
+            terminal.on_row({"loss": training, "tokens_per_s": 1.0, "tokens": 100}, "")
+            progress.best_loss, progress.best_step, progress.best_tokens = best, 10, 100
+            progress.evaluated, progress.metrics = 20, {"val_loss": 6.5, "val_tokens": 100}
+            terminal.log_result()
+            told = [one for one in caplog.messages if "heart" in one or "lower optimizer.lr=" in one]
+            assert said in caplog.text and ["by heart" in one for one in told] == [by_heart] * (best is not None)
+
+
+def test_a_run_that_was_evaluated_before_it_was_resumed_has_no_only_evaluation(train_config, caplog):
+    with open_run(replace(train_config, sample_tokens=0, eval_interval=10**6)) as run:
+        progress = run.progress
+        progress.best_loss, progress.best_step, progress.best_tokens = 2.0, 2000, 100
+        for before, told in ((0, True), (1000, False)):
+            caplog.clear()
+            progress.evaluated, progress.metrics, progress.step = before, {"val_loss": 2.0, "val_tokens": 100}, 1000
+            terminal = Terminal(run)
+            progress.evaluated = progress.step = 2000
+            terminal.log_result()
+            assert ("the only evaluation" in caplog.text) == told
+
+
 @pytest.mark.parametrize(
     ("validation", "training", "steps", "is_told"),
     [(0.21, 0.5, 300, True), (0.4, 0.5, 300, False), (0.21, 0.5, 40, False), (0.5, 0.4, 300, False)],

@@ -35,6 +35,7 @@ LONG_ENOUGH = 10  # seconds over which other programs are watched
 SLOW = 0.6  # of the fastest speed: a run that is told that the machine is busy
 EASIER = 0.6  # of the training loss: a validation loss that says little of the training text
 LEARNED = 0.3  # nats: a lower training loss is that of a text known by heart
+KNOWN = 0.95  # of the validation loss: a training loss that is lower may be that of a text known by heart
 LATE = 0.8  # of a run's steps: the training losses that are compared with its last evaluation
 SETTLED = 100  # steps before which a loss falls too fast for that
 FAR_FROM_END = 0.5  # of the peak rate above its last: the schedule of a run that max_minutes has cut
@@ -69,6 +70,7 @@ class Terminal(Logger):
             self.display.enter_context(logging_redirect_tqdm(loggers, Bar))
         self.last_line = time.monotonic()
         self.figures = ""
+        self.evaluated = progress.evaluated  # before this
         self.losses = deque[tuple[int, float]](maxlen=200)  # of the latest rows, with their steps
         self.load = Load()
         self.fastest = 0.0  # tokens a second of a row
@@ -159,15 +161,18 @@ class Terminal(Logger):
             passes = epochs(config, data, progress.step)
         chance = math.log(data.vocab_size)
         slower = f"lower {config.optimizer.suspects()}"
-        if progress.step and best > chance - 0.01:
+        if progress.best_loss is not None and progress.step and best > chance - 0.01:
             is_slow = max(config.optimizer.rates.values()) < 1e-5
             rates = f"raise {config.optimizer.suspects()}" if is_slow else slower
-            remedy = by_heart(config) if passes > EPOCHS else f"{rates}, or train longer"
+            is_known = passes > EPOCHS and self.may_know_its_text()
+            remedy = by_heart(config) if is_known else f"{rates}, or train longer"
             log.warning("no better than chance, ln %d = %.4f: %s", data.vocab_size, chance, remedy)
         elif passes and progress.metrics.get("val_loss", best) > 1.02 * best:
-            remedy = by_heart(config) if passes > 1 else f"Every token was new: {slower}"
+            reason = "The training loss is hardly lower" if passes > 1 else "Every token was new"
+            remedy = by_heart(config) if passes > 1 and self.may_know_its_text() else f"{reason}: {slower}"
             log.warning("after its best step the loss rose; sample.py takes that step's checkpoint. %s", remedy)
-        elif passes > EPOCHS and progress.step <= config.eval_interval:  # nothing tells whether it rose
+        elif passes > EPOCHS and progress.step <= config.eval_interval and self.evaluated in (0, progress.evaluated):
+            # Nothing tells whether it rose.
             log.warning("the only evaluation came after %.1f epochs: lower eval_interval to catch the best", passes)
         self.tell_if_easier()
 
@@ -191,15 +196,28 @@ class Terminal(Logger):
         """Warn if the held-out text is much easier than the training text."""
         run = self.run
         step = run.progress.step
-        late = [loss for at, loss in self.losses if at > LATE * step]  # earlier ones lie above the last evaluation
-        drops = run.config.model.dropout or run.config.model.attention_dropout  # which raises the training loss
-        if not isinstance(run.data, TokenDataset) or drops or step < SETTLED or len(late) < 4:
+        late = self.late_losses()
+        if not isinstance(run.data, TokenDataset) or step < SETTLED or len(late) < 4:
             return
         training = statistics.median(late)
         if training > LEARNED and run.progress.metrics.get("val_loss", training) < EASIER * training:
             remedy = "name a text of each kind" if run.config.data.val_path else "hold some of each kind out"
+            place = "in val.bin" if run.config.data.source == "nanogpt" else "by data.val_path"
             problem = f"the held-out text is much easier than the training text, whose loss is {training:.2f}"
-            log.warning("%s: %s by data.val_path", problem, remedy)
+            log.warning("%s: %s %s", problem, remedy, place)
+
+    def late_losses(self) -> list[float]:
+        """Return the training losses to compare with the last evaluation; none under dropout, which raises them."""
+        model = self.run.config.model
+        if model.dropout or model.attention_dropout:
+            return []
+        return [loss for at, loss in self.losses if at > LATE * self.run.progress.step]  # earlier ones lie above it
+
+    def may_know_its_text(self) -> bool:
+        """Return whether the training loss is below that of the held-out text, as far as it is known."""
+        late = self.late_losses()
+        held_out = self.run.progress.metrics.get("val_loss", math.inf)
+        return not late or statistics.median(late) < KNOWN * held_out
 
 
 def by_heart(config: TrainConfig) -> str:
@@ -227,7 +245,8 @@ def describe(config: TrainConfig, data: Dataset, model: GPT) -> list[str]:
         evaluation = "the last evaluation" if config.max_steps else "an evaluation"
         read = f"{len(data.train):,} for training, {len(data.val):,} for validation ({scored:,} in {evaluation})"
         ids = f"{data.tokenizer.name} with {data.tokenizer.n_vocab:,} ids"
-        if data.tokenizer.name == "bpe" and not config.init_from and is_small(data):  # most tokens are rare
+        is_chosen = not config.init_from and not config.resume
+        if data.tokenizer.name == "bpe" and is_chosen and is_small(data):  # most tokens are rare
             ids += "; for so short a text try tokenizer=byte"
         lines = [f"text      {data.description}", f"tokens    {read}, {ids}"]
         if config.max_steps:
@@ -246,7 +265,8 @@ def describe(config: TrainConfig, data: Dataset, model: GPT) -> list[str]:
             made = f"eval_interval={config.eval_interval} makes {plural(evaluations, 'evaluation')}"
             length += f" (patience={config.patience} cannot end it sooner, for {made})"
         else:
-            length += f", fewer if {plural(config.patience, 'evaluation')} in a row bring no better loss"
+            several = f"{config.patience} evaluations in a row bring" if config.patience > 1 else "an evaluation brings"
+            length += f", fewer if {several} no better loss"
 
     # Describe the model. The heads are counted in a layer, because some forms have one for any n_head.
     parts = count_parameters(model)
