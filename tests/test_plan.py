@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -224,7 +225,7 @@ def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config
         assert "5.2 s for 7 steps" in plan_run(train_step, replace(config, max_steps=7, **other))
     monkeypatch.setattr(plan, "memory_of", lambda device: (1000, 10**9))
     report = plan_run(train_step, config)
-    assert report.endswith("too much for the 1 kB free on cpu: lower micro_batch_size or the model")
+    assert report.endswith("too much for the 1 kB free on cpu: lower micro_batch_size=8 or the model")
 
 
 @pytest.mark.slow
@@ -473,6 +474,29 @@ def test_the_size_for_a_time_is_the_laws_rounded_up(train_config, monkeypatch):
     )  # tokens of forward passes, as many of training, beside each step of the ten between two
     assert steps == pytest.approx(compute / flops_per_token(model) / (8 * 16 + evaluated), rel=1e-2)
     assert float(bits[3]) == pytest.approx(steps * 8 * 16 / (0.96 * 4000 * 581), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "begin", "end"),
+    [
+        (["train.py", "dry_run=true", "+freeze=[blocks.0]", "seed=2"], "python ", ""),
+        (["train.py", "-m", "dry_run=true", "seed=1,2"], "max_minutes=1 ", ", beside the other settings of this run"),
+        (["ipykernel_launcher.py", "-f", "kernel.json"], "max_minutes=1 ", ", beside the other settings of this run"),
+    ],
+)
+def test_the_command_for_a_time_has_no_setting_of_the_model_or_the_end_before(monkeypatch, argv, begin, end):
+    """Typed, it had n_kv_head=2 for one head, a block to freeze that is not there, and an experiment's max_steps."""
+    monkeypatch.setattr(sys, "argv", argv)
+    model = GPTConfig(n_layer=6, n_embd=32, n_head=4, n_kv_head=2, head_size=8, n_inner=40, vocab_size=257)
+    config = TrainConfig(model=model, freeze=["blocks.5"], max_minutes=1.0, max_steps=5, max_flops=1e9)
+    data = plan.trial_run(config, CPU, torch.float32).data
+    line = plan.size_lines(config, data, 1e6, lambda other: 1.0)[1].strip()
+    assert line.startswith(begin) and line.endswith(end)
+    words = [word.strip(",") for word in shlex.split(line) if "=" in word]
+    named = from_arguments(TrainConfig, words, config)  # as an experiment has them
+    assert (named.max_steps, named.max_flops, named.freeze) == (None, None, None)
+    assert named.model.n_kv_head is named.model.head_size is named.model.n_inner is None
+    assert argv[-1] != "seed=2" or named.seed == 2
 
 
 @pytest.mark.long

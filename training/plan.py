@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import finalize
 
@@ -53,6 +54,8 @@ UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 r
 # The law of docs/which_attention.md, for text whose tokens are bytes: the best parameters without embeddings for C
 # FLOP are SIZE · C^SIZE_POWER.
 SIZE, SIZE_POWER = 0.00691, 0.59
+OF_A_WIDTH = ("model.n_kv_head", "model.head_size", "model.n_inner", "freeze")
+"""Settings that a model of another width has not: see with_width()."""
 MARGIN = 0.9  # share of a GPU's memory for a run: the allocator's gaps and libraries take the rest
 TrainStep = Callable[[Run, int], tuple[Tensor, Tensor]]
 """train_step(run, step) of train.py, an argument because no package imports a command."""
@@ -242,14 +245,16 @@ def here(
     precision = choose_precision(config.precision, device)
     micro = config.micro_batch_size or config.batch_size
     memory = predict_memory(train_step, config, micro, precision, on_gpu=device.type == "cuda")
+    eval_size = config.eval_batch_size or micro
     free, _ = memory_of(device)
     lines = [str(memory)]
     if device.type == "cpu":
         # At most 1.74 times as much was measured, with glibc and freed_memory_kept().
         lines.append("          counts tensors alone; the allocator may keep 1.8 times as much")
     if max(memory.peak, memory.evaluation) > free:
-        lower = "micro_batch_size" if memory.peak > free else f"eval_batch_size={config.eval_batch_size}"
-        return [*lines, f"          too much for the {si(free)}B free on {device}: lower {lower} or the model"]
+        name, size = ("micro_batch_size", micro) if memory.peak > free else ("eval_batch_size", eval_size)
+        lower = f"lower {name}={size} or the model" if size > 1 else "choose a smaller model or model.block_size"
+        return [*lines, f"          too much for the {si(free)}B free on {device}: {lower}"]
 
     # Measure a step, which gives the time of the run.
     measure = partial(seconds_per_step, train_step, micro=micro, device=device, dtype=precision)
@@ -311,13 +316,20 @@ def size_lines(
     settings = flat(asdict(chosen))
     for name in ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size"):
         values[name] = settings[name]
-    replaced = ("dry_run", "max_steps", "model", *values)
-    typed = [argument for argument in sys.argv[1:] if argument.partition("=")[0] not in replaced]
+    # What would not fit that model, or end the run sooner, also if an experiment has it.
+    asked = flat(asdict(config))
+    ends = ("max_steps", "max_flops")
+    values |= {name: "null" for name in (*OF_A_WIDTH, *ends) if asked[name] is not None}
+    replaced = ("dry_run", "model", *ends, *OF_A_WIDTH, *values)
+    typed = [argument for argument in sys.argv[1:] if argument.lstrip("+").partition("=")[0] not in replaced]
     named = [f"{name}={value}" for name, value in values.items()]
+    line = f"{command('train.py')} {shlex.join([*typed, *named])}"
+    if Path(sys.argv[0]).name != "train.py" or {"-m", "--multirun"} & {*typed}:  # of many jobs, or none's command
+        line = f"{shlex.join(named)}, beside the other settings of this run"
     return [
         f"size      for {minutes:g} min and this text: {count_parameters(model).total():,} parameters, "
         f"about {plural(steps, 'step')}, {passes:,.1f} epochs",
-        f"          {command('train.py')} {shlex.join([*typed, *named])}",
+        f"          {line}",
     ]
 
 
