@@ -152,6 +152,7 @@ def test_what_a_setting_is_if_it_is_left_out_is_told_of_the_options_beside_it(ty
         (SampleConfig, "seed", "random", "$RANDOM"),
         (SampleConfig, "max_new_tokens", "inf", 100000),
         (SampleConfig, "top_k", "all", None),
+        (TrainConfig, "eval_tokens", "all", 1000000000),
     ],
 )
 def test_a_word_in_place_of_a_number_has_the_remedy_of_a_number_below_all(schema, name, word, typed):

@@ -31,6 +31,7 @@ NEVER = {
     "log_interval": "log_interval=1000000 writes lines of the first step and of evaluations alone",
     "eval_interval": "eval_interval=1000000 evaluates the last step alone",
     "checkpoint_interval": "checkpoint_interval=1000000 saves no steps but those evaluated and the last",
+    "eval_tokens": "eval_tokens=1000000000 scores all of what is held out",
     "keep_checkpoints": "keep_checkpoints=1 keeps the best and the latest, to continue from, and 1000000 keeps all",
 }
 STRETCHED = "model.rope_scaling_factor model.rope_trained_length"
