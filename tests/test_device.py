@@ -91,6 +91,15 @@ def test_a_gpu_that_is_not_there_or_not_for_all_is_refused_on_every_rank(chosen,
     assert not chosen
 
 
+@pytest.mark.parametrize(("gpus", "seen"), [(0, "no GPU"), (1, "cuda:0 alone"), (3, "cuda:0 to cuda:2")])
+def test_a_gpu_that_a_variable_hides_is_not_said_to_be_absent(monkeypatch, gpus, seen):
+    """device=cuda:7 CUDA_VISIBLE_DEVICES=7 was told that this machine had no such GPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(SettingsError, match=f"^device=cuda:7 is not there, for CUDA_VISIBLE_DEVICES=7 shows {seen}: "):
+        choose_device("cuda:7")
+
+
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040).\nPlease update your GPU driver."
 
 

@@ -71,6 +71,11 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
         problem = f"device={name} gives the {processes} processes on this machine no GPU each"
         raise SettingsError(problem, f"leave device=auto, and start at most --nproc-per-node={gpus}")
     if (device.index or 0) >= counts.get(device.type, 0):
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if device.type == "cuda" and shown is not None:  # which also numbers them anew, from 0
+            seen = f"cuda:0 to cuda:{gpus - 1}" if gpus > 1 else "cuda:0 alone" if gpus else "no GPU"
+            problem = f"device={name} is not there, for CUDA_VISIBLE_DEVICES={shown} shows {seen}"
+            raise SettingsError(problem, "change that variable, or choose device=auto to use the best there is")
         raise SettingsError(f"device={name} is not on this machine", "choose device=auto to use the best there is")
     if device.type == "cuda":
         device = torch.device("cuda", process if device.index is None else device.index)
@@ -86,11 +91,15 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
         warn_once(f"{device} cannot compute ({failure}), so the CPU does: {remedy}")
         return torch.device("cpu")
     if name == "auto" and device.type == "cpu" and has_unused_card():
-        build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU build"
+        build = "the build for AMD's cards" if torch.version.hip else "the CPU build"
+        shown = ""
+        if torch.version.cuda:
+            build = f"built for CUDA {torch.version.cuda}"
+            variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+            shown = f"correct CUDA_VISIBLE_DEVICES={variable} if that hides it; " if variable else ""
         card = f"This machine has an NVIDIA card that torch, {build}, does not see, so the CPU computes"
-        warn_once(
-            f"{card}: pip install --force-reinstall torch needs a driver from 580 on; for older ones {OLDER_CUDA}"
-        )
+        install = f"pip install --force-reinstall torch needs a driver from 580 on; for older ones {OLDER_CUDA}"
+        warn_once(f"{card}: {shown}{install}")
     return device
 
 
