@@ -11,10 +11,13 @@ from test_resume import before_step
 
 from common.errors import DeviceError, SettingsError
 from common.mistakes import mistakes_explained, sentence_for
+from model.config import GPTConfig
 from runs.checkpoint import read_meta
+from runs.checkpointer import AsyncCheckpointer
 from runs.metrics import read_metrics
 from runs.summary import read_summary
 from train import train
+from training.config import TrainConfig
 from training.device import memory_errors
 from training.distributed import Ranks
 from training.failures import explain_failures
@@ -87,6 +90,30 @@ def test_a_device_that_fails_ends_the_run_in_a_sentence_that_says_what_is_saved(
         train(replace(train_config, run_dir=None, resume=train_config.run_dir))
         rows = [row["step"] for row in read_metrics(Path(train_config.run_dir) / "metrics.jsonl") if "loss" in row]
         assert rows == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("device", "hip", "settings", "error", "remedy"),
+    [
+        ("mps", None, {}, "MPS backend failed", "set device=cpu"),
+        ("cuda", "6.4", {}, "HIP error: unspecified", "look for the cause in rocm-smi and dmesg, or set device=cpu"),
+        ("cpu", None, {"recompute": "block"}, "bad_alloc", "choose a smaller model or model.block_size"),
+        ("cpu", None, {"code": "my forms.py"}, "bad_alloc", "set recompute=block"),
+    ],
+)
+def test_the_remedy_for_a_failure_is_for_this_device_and_goes_on_with_this_code(
+    tmp_path, monkeypatch, device, hip, settings, error, remedy
+):
+    """nvidia-smi was named on a Mac and for AMD's cards, and the way back had no code=."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    config = TrainConfig(model=GPTConfig(n_layer=1, n_embd=32, vocab_size=257), micro_batch_size=1, **settings)
+    run = trial_run(config, torch.device("cpu"), torch.float32)
+    run.device, run.directory = torch.device(device), tmp_path
+    monkeypatch.setattr(AsyncCheckpointer, "last", lambda self: tmp_path / "checkpoints/step_4")
+    with pytest.raises(DeviceError) as raised, explain_failures(run):
+        raise RuntimeError(error)
+    code = " 'code=my forms.py'" if config.code else ""
+    assert raised.value.remedy == f"{remedy}; resume={tmp_path}{code} goes on from step_4"
 
 
 @pytest.mark.slow

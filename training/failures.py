@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from common.errors import (
     ON_THE_CPU,
     DeviceError,
@@ -36,13 +38,15 @@ def explain_failures(run: Run) -> Iterator[None]:
         shortage = memory_shortage(error)
         if shortage:
             problem = f"micro_batch_size={run.micro_batch_size} {after} needs more memory than there is ({shortage})"
-            remedy = smaller_micro_batch(run.micro_batch_size)
+            remedy = smaller_step(run)
         elif lacks_operator(error):
             problem = f"device={run.device} lacks an operation of this run ({first_line(error).partition('. ')[0]})"
             remedy = ON_THE_CPU
         elif device_failed(error):
             problem = f"{run.device} failed {after} ({first_line(error)})"
-            remedy = "look for the cause in nvidia-smi and dmesg, or set device=cpu"
+            tool = "rocm-smi" if torch.version.hip else "nvidia-smi"
+            look = "" if run.device.type == "mps" else f"look for the cause in {tool} and dmesg, or "
+            remedy = f"{look}set device=cpu"
         elif run.config.deterministic and "deterministic" in words:
             problem = f"deterministic=true cannot be kept on {run.device} ({words.partition(', but')[0]})"
             remedy = "set deterministic=false"
@@ -59,10 +63,16 @@ def way_back(run: Run) -> str:
     """Return how to go on from the newest checkpoint."""
     run.checkpointer.wait()  # the copy that it writes is in main memory
     last = run.checkpointer.last()
-    return f"{hydra_quoted('resume', run.directory)} goes on from {last.name}" if last else "nothing has been saved yet"
+    if not last:
+        return "nothing has been saved yet"
+    code = f" {hydra_quoted('code', run.config.code)}" if run.config.code else ""
+    return f"{hydra_quoted('resume', run.directory)}{code} goes on from {last.name}"
 
 
-def smaller_micro_batch(size: int) -> str:
-    """Return the remedy for a step that needs too much memory: the next smaller micro-batch."""
+def smaller_step(run: Run) -> str:
+    """Return the remedy for a step that needs too much memory: the next smaller micro-batch, or recompute=block."""
+    size = run.micro_batch_size
     smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
-    return f"set micro_batch_size={smaller}" if smaller else "choose a smaller model or model.block_size"
+    if smaller:
+        return f"set micro_batch_size={smaller}"
+    return "set recompute=block" if run.config.recompute == "none" else "choose a smaller model or model.block_size"
