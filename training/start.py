@@ -582,9 +582,12 @@ def refuse_too_large(config: TrainConfig, device: torch.device, ranks: Ranks) ->
     needed = state + micro * sequence
     if needed <= memory:
         return
-    remedy = f"lower micro_batch_size={micro} or model.block_size={model.block_size}"
+    smaller = [f"micro_batch_size={micro}"] * (micro > 1) + [f"model.block_size={model.block_size}"]
     if state > memory:
-        remedy = f"lower model.n_layer={model.n_layer}, model.n_embd={model.n_embd} or model.vocab_size"
+        smaller = [f"model.n_layer={model.n_layer}"] * (model.n_layer > 1) + [f"model.n_embd={model.n_embd}"]
+        vocabulary = model.vocab_size or FEWEST_IDS
+        smaller += [f"the {vocabulary:,} ids of the vocabulary"] * (vocabulary > FEWEST_IDS)
+    remedy = f"lower {' or '.join(smaller)}"
     asked = f"{parameters:,} parameters and {micro:,} sequences of {model.block_size:,} tokens at a time"
     lack = f"need at least {needed / 1e9:,.1f} GB to be trained, and {device.type} has {memory / 1e9:,.1f} GB"
     raise SettingsError(f"{asked} {lack}", remedy)
