@@ -31,7 +31,7 @@ from torch import Tensor
 from common.errors import PICKLED, CheckpointError, SettingsError, damage_named
 from common.files import is_locked, pointed, reading, replace_text, replacing, user_path
 from common.settings import build
-from common.text import command
+from common.text import command, hydra_quoted
 from data.tokenizer import check_kept, read_tokenizer, save_tokenizer
 from model.attention import check_names
 from model.attention.code import RAN
@@ -165,7 +165,7 @@ class Checkpoint:
             with readable(self.path):
                 learned = self.meta.config["data"]["source"]
             fault = f"has learned data={learned}, not text"
-            remedy = f"{command('eval.py')} checkpoint={self.path} scores it"
+            remedy = f"{command('eval.py')} {hydra_quoted('checkpoint', self.path)} scores it"
             raise CheckpointError(fault, remedy, setting="checkpoint", value=self.path)
         return self.encoding
 

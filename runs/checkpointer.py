@@ -1,5 +1,6 @@
 """Asynchronous checkpoints: a thread writes a copy of the state while training goes on."""
 
+import errno
 import logging
 import threading
 from pathlib import Path
@@ -25,14 +26,17 @@ class AsyncCheckpointer:
         self.tokenizer = tokenizer
         self.failure: str | None = None
         """The reason why the latest checkpoint could not be written; None if it was."""
+        self.needs_room = False
+        self.ends = False
         self._thread: threading.Thread | None = None
 
-    def save(self, weights: Tensors, optimizer: Tensors, meta: Meta) -> None:
+    def save(self, weights: Tensors, optimizer: Tensors, meta: Meta, *, ends: bool = False) -> None:
         """Write checkpoints/step_N of the tensors as they are now, while training continues.
 
-        Waits for the previous write.
+        Waits for the previous write. ends: whether the run does not go on.
         """
         self.wait()
+        self.ends = ends
         # Copy the tensors, because training changes them.
         try:
             copies = [
@@ -43,8 +47,12 @@ class AsyncCheckpointer:
             if device_failed(error):
                 raise  # training cannot continue either
             return self._fail(meta.progress.step, error)
-        self._thread = threading.Thread(target=self._write, args=(*copies, meta), name="saver")
-        self._thread.start()
+        thread = threading.Thread(target=self._write, args=(*copies, meta), name="saver")
+        try:
+            thread.start()
+        except RuntimeError:  # a limit of threads, as by ulimit -u: training waits
+            return self._write(copies[0], copies[1], meta)
+        self._thread = thread
 
     def _write(self, weights: Tensors, optimizer: Tensors, meta: Meta) -> None:
         step = meta.progress.step
@@ -59,9 +67,10 @@ class AsyncCheckpointer:
     def _fail(self, step: int, error: BaseException) -> None:
         problem = f"the checkpoint of step {step} could not be saved in {self.checkpoints}"
         self.failure = f"{problem} ({os_error_reason(error)})"
+        self.needs_room = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         last = self.last()
         kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
-        log.error("%s; training goes on, and %s.", self.failure, kept)
+        log.error("%s; %s%s.", self.failure, "" if self.ends else "training goes on, and ", kept)
 
     def link(self, step: int, best_step: int) -> None:
         """Link `last` and `best` to the checkpoints of these steps, if they exist."""
@@ -86,7 +95,7 @@ class AsyncCheckpointer:
             last = self.last()
             again = hydra_quoted("resume", self.checkpoints.parent)
             remedy = f"continue from {last} with {again}" if last else "start a new run, as this one has no checkpoint"
-            raise CheckpointError(self.failure, f"make room, then {remedy}")
+            raise CheckpointError(self.failure, f"{'make room' if self.needs_room else 'mend that'}, then {remedy}")
 
     def last(self) -> Path | None:
         """Return the latest checkpoint, or None."""

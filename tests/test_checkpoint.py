@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tiktoken
@@ -23,7 +24,7 @@ import runs.checkpoint as checkpoints
 from common.errors import CheckpointError, HuggingFaceError, SettingsError
 from common.files import locked
 from common.text import flat
-from data.config import TokenizerConfig
+from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
 from generation.score import learned_task
 from interop import find_folder
@@ -31,6 +32,7 @@ from model.config import GPTConfig
 from model.size import count_weights
 from model.weights import plain_weights
 from runs.checkpoint import (
+    Checkpoint,
     Meta,
     Progress,
     describe_file,
@@ -426,3 +428,34 @@ def test_weights_of_every_type_open_in_float32(dtype, tmp_path):
     save_checkpoint(tmp_path / "made", model=model, tokenizer=BYTE, config=TrainConfig(model=model.config))
     opened = open_checkpoint(tmp_path / "made").model
     assert all(torch.equal(a.float(), b) for a, b in zip(model.parameters(), opened.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("code", "remedy"), [(errno.ENOSPC, "make room"), (errno.EACCES, "mend that")])
+def test_a_last_save_that_fails_is_told_with_its_remedy_and_not_to_be_followed_by_training(
+    tmp_path, monkeypatch, caplog, code, remedy
+):
+    """Room was to be made in a folder without permission."""
+    monkeypatch.setattr("runs.checkpointer.write_checkpoint", Mock(side_effect=OSError(code, os.strerror(code))))
+    checkpointer = AsyncCheckpointer(tmp_path, 2, None)
+    for ends in (False, True):
+        checkpointer.save({}, {}, Meta({}), ends=ends)
+        checkpointer.wait()
+        assert ("training goes on, and there" in caplog.messages[-1]) == (not ends)
+    with pytest.raises(CheckpointError, match=f": {remedy}, then start a new run"):
+        checkpointer.finish()
+
+
+def test_a_checkpoint_is_written_without_a_thread_where_a_limit_allows_none(tmp_path, monkeypatch):
+    """The save was said to need more memory than there is, by a smaller model."""
+    monkeypatch.setattr("threading.Thread.start", Mock(side_effect=RuntimeError("can't start new thread")))
+    checkpointer = AsyncCheckpointer(tmp_path, 2, None)
+    for step in (4, 5):
+        checkpointer.save({"w": torch.ones(1)}, {}, Meta({}, Progress(step=step)))
+    checkpointer.finish()
+    assert verify_checkpoint(tmp_path / "step_5").progress.step == 5 and checkpointer.last() == tmp_path / "step_5"
+
+
+def test_the_command_that_scores_a_task_is_quoted(tmp_path):
+    meta = Meta(asdict(TrainConfig(data=DataConfig(source="copy"))))
+    with pytest.raises(CheckpointError, match=r"eval\.py 'checkpoint=.*/a run' scores it"):
+        _ = Checkpoint(tmp_path / "a run", random_gpt(), None, meta).tokenizer

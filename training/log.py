@@ -201,12 +201,13 @@ class Loggers:
             try:
                 getattr(logger, callback)(*arguments)
             except Exception as error:
-                log_failure(type(logger), error)
+                log_failure(type(logger), error, ends=callback == "on_end")
                 self.loggers.remove(logger)
                 if callback != "on_end":
                     with suppress(Exception):
                         logger.on_end(error)
 
 
-def log_failure(logger: type[Logger], error: Exception) -> None:
-    log.error("%s failed (%s); training goes on without it.", logger.writes, first_line(error))
+def log_failure(logger: type[Logger], error: Exception, ends: bool = False) -> None:
+    goes_on = "" if ends else "; training goes on without it"
+    log.error("%s failed (%s)%s.", logger.writes, first_line(error), goes_on)

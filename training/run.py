@@ -220,7 +220,7 @@ class Run:
             has_tensors = self.checkpointer.has(progress.step)
             weights = {} if has_tensors else plain_weights(self.model)
             optimizer = {} if has_tensors else optimizer_state(self.model, self.optimizers)
-            self.checkpointer.save(weights, optimizer, self.meta())
+            self.checkpointer.save(weights, optimizer, self.meta(), ends=finished or leaving)
 
     def is_saved(self) -> bool:
         """Return whether this step's checkpoint has been written; every rank must call."""
