@@ -563,6 +563,8 @@ def test_a_second_run_at_once_in_a_process_is_refused_and_leaves_no_folder(confi
                 pass
         with pytest.raises(SettingsError, match="another thread"):
             pool.submit(train, config).result()
+        with pytest.raises(SettingsError, match="^this thread has a run open, .*: leave the `with`"):
+            train(config)
     assert not Path(config.run_dir).exists()
     with process_kept():
         pass

@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import threading
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from common.errors import SettingsError
 
 log = logging.getLogger("tinygpt")
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-OPEN: dict[int, object] = {}
-"""The run that is open, by the number of its process: a fork inherits the entry of its parent, which is not its own."""
+OPEN: dict[int, list[int]] = {}
+"""The thread of the run that is open, by the number of its process: a fork inherits its parent's entry."""
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def process_kept() -> Iterator[None]:
     filters of warnings, whether the log is disabled, and the defaults_of_torch(). Signal handlers, float32 products, a
     GPU's generator and the handlers of the log have contexts of their own, where they are set.
 
-    Raises SettingsError while another thread has a run open: each would draw from the other's generators.
+    Raises SettingsError while another run is open, as in another thread: each would draw from the other's generators.
     """
     # Note them.
     drawn = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -40,10 +41,14 @@ def process_kept() -> Iterator[None]:
 
     # Let one thread in.
     process = os.getpid()
-    this = object()
-    if OPEN.setdefault(process, this) is not this:
-        problem = "another thread of this process has a run open, and both would draw from the same generators"
+    this = [threading.get_ident()]
+    other = OPEN.setdefault(process, this)
+    if other is not this:
+        place = "this thread" if other == this else "another thread of this process"
+        problem = f"{place} has a run open, and both would draw from the same generators"
         remedy = "train one after the other (n_jobs=1), or each in a process of its own, by multiprocessing's spawn"
+        if other == this:
+            remedy = "leave the `with` in which that one is open, or restart the notebook's kernel"
         raise SettingsError(problem, remedy)
     try:
         with defaults_of_torch():
