@@ -158,13 +158,14 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
     return None
 
 
-def refuse_other_run(folder: Path, overrides: Sequence[str]) -> None:
-    """Raise SettingsError if a job's folder holds a run of other overrides."""
+def refuse_other_run(folder: Path, overrides: Sequence[str], runs: int = 1) -> None:
+    """Raise SettingsError if a job's folder holds a run of other overrides, one of several in a sweep's folder."""
     record = read_job(folder)
     is_same = record and key_of(record.overrides) == key_of(overrides)
     if not is_same and has_run(folder):
         before = f"`{' '.join(record.overrides)}`" if record else "unknown settings (no job.json)"
-        remedy = "give the sweep another folder by hydra.sweep.dir=FOLDER, or remove that run"
+        them = f"type its jobs too, or remove its {runs} runs" if runs > 1 else "or remove that run"
+        remedy = f"give the sweep another folder by hydra.sweep.dir=FOLDER, {them}"
         problem = f"{folder} holds a run of {before}, not of `{' '.join(overrides_of_job(overrides))}`"
         raise SettingsError(problem, remedy)
 

@@ -178,7 +178,7 @@ class Decide(Grid):
                     self.run_pairs(pair, undecided)
         failed = sum(each.verdict.startswith(FAILED) for each in comparisons)
         if failed:
-            problem = f"{failed} of {len(comparisons)} variants stay undecided, because a pair is missing"
+            problem = f"{failed} of {len(comparisons)} variants stay undecided"
             raise SettingsError(problem, f"the reasons are above and in {self.folder / 'decide.md'}")
 
     def check(self, arguments: list[str]) -> None:
@@ -239,7 +239,7 @@ class Decide(Grid):
         )
         if (self.folder / RECORD).exists():
             fixed = ("metric", "delta", "max_pairs", "first", "variants", "settings", "seed", "alpha", "text")
-            self.agree("hydra.sweep.dir", self.folder, fixed, "type what it began with, or name another folder")
+            self.agree("hydra.sweep.dir", self.folder, fixed, "name another folder")
         if self.baseline:
             same = ("first", "settings", "text")
             self.agree("hydra.sweeper.baseline", self.baseline, same, "leave it out: the first variant runs again")
@@ -360,7 +360,8 @@ class Decide(Grid):
             now = getattr(self.record, name)
             if before != now and not (name == "text" and self.has_text_of(setting, folder)):
                 problem = f"{setting}={folder} has {name}={format_value(before)}, not {format_value(now)}"
-                raise SettingsError(problem, f"restore that text, or {remedy}" if name == "text" else remedy)
+                again = "type what it began with, or " if setting == "hydra.sweep.dir" else ""
+                raise SettingsError(problem, f"{'restore that text, or ' if name == 'text' else again}{remedy}")
         # Compare the code: the project's by its hash, for a commit does not say what a changed file does; and that of
         # the variants that are in both records.
         if earlier.project_hash != self.record.project_hash:

@@ -322,7 +322,7 @@ class Grid(Sweeper):
             else:
                 new.append(job)
         if held and not found:
-            refuse_other_run(held[min(held)], jobs[0])
+            refuse_other_run(held[min(held)], jobs[0], len(held))
         free = sorted({*range(len(jobs) + len(held))} - {*held, *found})
         return dict(sorted([*found.items(), *zip(free, new, strict=False)]))
 

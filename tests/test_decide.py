@@ -426,9 +426,10 @@ def test_runs_of_other_code_or_another_text_are_not_taken(setting, tmp_path, mon
         assert not launched and (tmp_path / "one/decide.json").read_text() == before
         assert folder.name == "one" or not (folder / "decide.json").exists()
 
-    refused("has text=a text, not other: ", text="other")
+    refused("has text=a text, not other: restore that text, or ", text="other")
     monkeypatch.setattr("sweeps.decide.PROJECT_HASH", "4567")
-    refused("ran other code (commit=abc-dirty project_hash=0123) than this, 4567: restore that code, or ")
+    remedy = {"sweep": "name another", "baseline": "leave it out", "confirm": "find it again"}[setting]
+    refused(f"ran other code (commit=abc-dirty project_hash=0123) than this, 4567: restore that code, or {remedy}")
     record = record_of(tmp_path / "one")
     del record["project_hash"]  # as before 0.4
     (tmp_path / "one/decide.json").write_text(json.dumps(record))
@@ -656,7 +657,7 @@ def test_a_job_that_fails_leaves_its_variant_undecided_and_one_of_the_first_all_
         ("sdpa", "job 2-0 failed: diverged: lower optimizer.lr.", ["attention=mla", "attention=delta"]),
     ):
         folder, failures = tmp_path / name, {(name, "2")}
-        said = f"^{len(left)} of 2 variants stay undecided, because a pair is missing: the reasons are above and in "
+        said = f"^{len(left)} of 2 variants stay undecided: the reasons are above and in "
         with pytest.raises(SettingsError, match=said):
             swept(decide(), folder, failing)
         found = standing(folder)
@@ -691,7 +692,7 @@ def test_losses_on_different_parts_of_a_text_are_not_compared(metric, first, own
 
     sweeper.outcome = scored
     if other:
-        with pytest.raises(SettingsError, match="^1 of 1 variants stay undecided, because a pair is missing"):
+        with pytest.raises(SettingsError, match="^1 of 1 variants stay undecided"):
             sweeper.sweep([])
         counts = f"{first[2]:.0f} and {own[2]:.0f} targets"
         fewer = f"eval_tokens={min(first[2], own[2]):.0f} scores as many targets in each"
@@ -715,7 +716,7 @@ def test_a_loss_of_other_tokens_is_not_compared_though_the_bytes_are_the_same(tm
         return outcome(number, name, result)
 
     sweeper.outcome = scored
-    with pytest.raises(SettingsError, match="^1 of 1 variants stay undecided, because a pair is missing"):
+    with pytest.raises(SettingsError, match="^1 of 1 variants stay undecided"):
         sweeper.sweep([])
     said = "seed 1 was scored on different tokens of a text (512 and 256): choose hydra.sweeper.metric=val_bpb"
     assert standing(tmp_path)["attention=mla"][:2] == [f"undecided, because {said}", "0"]

@@ -717,7 +717,8 @@ def test_a_job_that_the_folder_has_keeps_its_number_and_new_ones_take_those_that
     grid = [["a=1", "seed=1"], ["a=1", "seed=2"], ["a=2", "seed=1"], ["a=2", "seed=2"]]
     numbered = sweeper.numbered(grid)
     assert numbered == {0: grid[0], 1: grid[1], 3: grid[2], 4: grid[3]} and [*numbered] == [0, 1, 3, 4]
-    with pytest.raises(SettingsError, match="0 holds a run of `a=1 seed=1`, not of `a=5 seed=1`"):
+    others = "0 holds a run of `a=1 seed=1`, not of `a=5 seed=1`: .*, type its jobs too, or remove its 3 runs"
+    with pytest.raises(SettingsError, match=others):  # "remove that run" led to the next one
         sweeper.numbered([["a=5", "seed=1"], ["a=5", "seed=2"]])
     (tmp_path / "3/job.json").unlink()
     with pytest.raises(SettingsError, match="3 holds a run of unknown settings"):
