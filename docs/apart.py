@@ -43,6 +43,7 @@ from common.text import seen_from_here, visible
 from data.batches import Batch, sequences_at
 from data.tales import GRAMMAR, WORDS
 from data.tokenizer import encode_text, token_bytes
+from docs.probes import run_and_text
 from generation.config import EvalConfig, TextConfig
 from generation.score import ScoringParams, learned_task, load_text, token_nats
 from model.apart import Edit, Part, edited, parts, results, streams, without
@@ -626,11 +627,10 @@ def main(*arguments: str) -> None:
         lines = roles(files) if len(files) > 1 else tables(read_figures(files[0]))
         print("\n".join(lines))
         return
-    if len(arguments) > 2:
-        raise SettingsError("python docs/apart.py [RUN [TEXT]] is wanted", "a run's folder, a text")
-    checkpoint = open_checkpoint(arguments[0] if arguments else None)
+    where, path = run_and_text(arguments, "python docs/apart.py [RUN [TEXT]]")
+    checkpoint = open_checkpoint(where)
     print("The tables come at the end, after two minutes of a core or more.", file=sys.stderr, flush=True)
-    figures = take_apart(checkpoint, arguments[1] if len(arguments) > 1 else None)
+    figures = take_apart(checkpoint, path)
     print(visible("\n".join(tables(figures))), flush=True)
     file = checkpoint.path.with_name(f"{checkpoint.path.name}.apart.json")
     replace_text(file, json.dumps(finite(figures), indent=1) + "\n")
@@ -641,6 +641,6 @@ if __name__ == "__main__":
     with mistakes_explained():
         answer_help(__doc__)
         arguments = run_codes(sys.argv[1:])
-        if any(argument.startswith("-") or "=" in argument for argument in arguments):
+        if any("=" in argument.removeprefix("data.path=") for argument in arguments):
             raise SettingsError("python docs/apart.py [RUN [TEXT]] is wanted", "a run's folder, a text, or FILE.json …")
         main(*arguments)

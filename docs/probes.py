@@ -9,7 +9,7 @@ heads are lists by layer, then head; a layer without a score matrix has None. Th
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,15 @@ def probe_lines(figures: dict[str, Any]) -> Iterator[str]:
         yield f"note        layer {without} keeps a state and has no score matrix: its heads are left out"
 
 
+def run_and_text(arguments: Sequence[str], usage: str) -> tuple[str | None, str | None]:
+    """Return RUN and TEXT of a command line; the latter may be data.path=TEXT, as the remedies of a text have it."""
+    texts = [argument.removeprefix("data.path=") for argument in arguments if argument.startswith("data.path=")]
+    others = [argument for argument in arguments if not argument.startswith("data.path=")]
+    if len(arguments) > 2 or len(texts) > 1 or any(argument.startswith("-") for argument in arguments):
+        raise SettingsError(f"{usage} is wanted", "a run's folder, a text")
+    return (others[0] if others else None), [*others[1:], *texts, None][0]
+
+
 def main(where: str | None = None, path: str | None = None) -> None:
     """Print the results of the probes, and write them beside the checkpoint."""
     checkpoint = open_checkpoint(where)
@@ -213,7 +222,4 @@ def main(where: str | None = None, path: str | None = None) -> None:
 if __name__ == "__main__":
     with mistakes_explained():
         answer_help(__doc__)
-        arguments = run_codes(sys.argv[1:])
-        if len(arguments) > 2 or any(argument.startswith("-") for argument in arguments):
-            raise SettingsError("python docs/probes.py [CHECKPOINT [TEXT]] is wanted", "a run's folder, a text")
-        main(*arguments)
+        main(*run_and_text(run_codes(sys.argv[1:]), "python docs/probes.py [CHECKPOINT [TEXT]]"))

@@ -283,7 +283,7 @@ def test_a_text_too_short_for_a_figure_goes_without_it(bpe):
     model = random_gpt(vocab_size=700)
     tokens = np.concatenate([[bpe.eot_token, *encode_text(bpe, tale)] for tale in TALES[:3]])
     params = OFF._replace(separator=bpe.eot_token)
-    assert apart.tales_figures(model, bpe, tokens, params) == {}  # no tale fits into 16 tokens
+    assert apart.tales_figures(model, bpe, tokens, params) == {"tales": 0}  # no tale fits into 16 tokens
     figures = apart.text_figures(model, bpe, tokens[:3], params)
     assert figures["tokens"] == 2 and figures["rank_correlation"] is None
     printed = [*apart.tables(figures | {"carried": {}})]

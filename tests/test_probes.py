@@ -16,7 +16,7 @@ from conftest import random_gpt
 
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
-from docs.probes import Probes, main, probe, probe_lines
+from docs.probes import Probes, main, probe, probe_lines, run_and_text
 from generation.score import ScoringParams
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -61,6 +61,21 @@ def test_a_query_of_a_later_document_has_that_documents_first_token():
     said = [*probe_lines({"heads": heads, "induction": induction, "by_position": positions})]
     assert "a token sees its own document alone" in said[-1] and positions["documents"]
     assert not probes().by_position(TOKENS)["documents"]
+
+
+@pytest.mark.parametrize(
+    "typed, wanted",
+    {
+        "": (None, None),
+        "run": ("run", None),
+        "run a.txt": ("run", "a.txt"),
+        "run data.path=a.txt": ("run", "a.txt"),
+        "data.path=a.txt": (None, "a.txt"),
+    }.items(),
+)
+def test_a_text_may_be_typed_as_the_remedy_for_a_model_without_one_has_it(typed, wanted):
+    """An imported model has no validation split: give a text with data.path=..."""
+    assert run_and_text(typed.split(), "usage") == wanted
 
 
 @pytest.mark.parametrize("separator", [0, 30, 60])
