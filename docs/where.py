@@ -31,7 +31,7 @@ from common.files import replace_text
 from common.settings import build
 from common.text import flat
 from data.config import DataConfig, TokenizerConfig
-from data.prepare import prepare
+from data.prepare import prepare, prepared
 from data.tokenizer import token_bytes
 from docs.compare import RATE, SIZE, refuse_several, variants
 from generation.config import EvalConfig
@@ -109,8 +109,13 @@ def read_tokens(checkpoint: Checkpoint) -> tuple[np.ndarray, list[np.ndarray]]:
 
     Prints the shares of repeated tokens and of known pairs.
     """
-    config = checkpoint.meta.config
-    data = prepare(build(DataConfig, flat(config["data"])), build(TokenizerConfig, config["tokenizer"]))
+    # Take the tokens that the run has read, also if its text has changed since; a model of init_from has its own ids.
+    settings = checkpoint.meta.config
+    config, tokenizer = build(DataConfig, flat(settings["data"])), build(TokenizerConfig, settings["tokenizer"])
+    data = prepared(config, checkpoint.meta.data)
+    if data is None:
+        print("The tokens of the run are no longer in the cache: these are of its text as it is now.")
+        data = prepare(config, tokenizer, encoding=checkpoint.encoding)
     tokens = np.asarray(data.val[:])
     marks = repeated(checkpoint.tokenizer, np.asarray(data.train[:]), tokens)
     print(f"{marks.mean():.2%} of the validation tokens end in a run of {WORDS} words of the training text")

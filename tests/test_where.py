@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from conftest import random_gpt
 
 from common.errors import SettingsError
+from data.config import DataConfig, TokenizerConfig
+from data.prepare import prepare
 from docs import where
 from runs.summary import Summary
 from sweeps.leaderboard import Job
@@ -75,6 +78,24 @@ def test_the_bits_of_a_model_that_keeps_documents_apart_are_those_of_its_validat
         logits = model(torch.tensor(tokens[:, :-1]), doc_starts=starts)
     nats = F.cross_entropy(logits.flatten(0, 1), torch.tensor(tokens[:, 1:]).flatten(), reduction="sum").item()
     assert found == pytest.approx(nats / math.log(2) / where.token_bytes(tokenizer)[tokens[:, 1:]].sum(), rel=1e-5)
+
+
+def test_the_tokens_are_those_that_the_run_has_read_whatever_has_become_of_its_text(tmp_path, capsys):
+    """A text that was written to was prepared anew, and its bpe learned anew, whose ids mean others to the model."""
+    text = tmp_path / "a.txt"
+    text.write_text("one two three four five six\n" * 60)
+    data = DataConfig(path=str(text), cache_dir=str(tmp_path / "cache"))
+    tokens = prepare(data, TokenizerConfig(name="byte"), log=lambda line: None)
+    text.write_text("seven eight\n" * 90)
+    meta = SimpleNamespace(config={"data": asdict(data), "tokenizer": {"name": "bpe"}}, data=tokens.fingerprint)
+    model = SimpleNamespace(config=SimpleNamespace(block_size=16))
+    checkpoint: Any = SimpleNamespace(model=model, meta=meta, tokenizer=tokens.tokenizer, encoding=tokens.tokenizer)
+    windows, _ = where.read_tokens(checkpoint)
+    assert (windows == where.windows_of(np.asarray(tokens.val[:]), 16)).all()
+    meta.data = ""
+    windows, _ = where.read_tokens(checkpoint)
+    assert "seven" in tokens.tokenizer.decode(windows.flatten().tolist())
+    assert "no longer in the cache: these are of its text as it is now" in capsys.readouterr().out
 
 
 def test_an_error_is_of_a_mean_and_a_share_without_tokens_has_none():
