@@ -89,6 +89,8 @@ def _generate(
     """Yield the chunks of generate(), whose arguments nobody else has."""
     if any(isinstance(prompt, str) for prompt in prompts):
         raise ValueError("prompts are lists of token ids, not texts: make one by encode_prompt(tokenizer, text).")
+    if any(isinstance(prompt, int) or getattr(prompt, "ndim", 1) == 0 for prompt in prompts):
+        raise ValueError("prompts are a list of token ids for each text, not the ids of one: give [ids].")
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each.")
     if not len(prompts):

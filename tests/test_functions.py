@@ -344,13 +344,22 @@ def test_true_and_one_attend_false_and_zero_do_not_and_other_numbers_are_refused
             as_bool(torch.tensor([1.0, 0.0, value]).to(dtype))
 
 
+@pytest.mark.parametrize(("dtype", "remedy"), [(torch.bool, "pass it as mask"), (torch.long, r"bias\.float\(\)")])
+def test_a_bias_of_no_floats_is_refused_with_what_was_meant(dtype, remedy, unchecked):
+    q = torch.randn(2, 4, 3, 8)
+    with pytest.raises(ValueError, match=rf"bias \(3, 3\) is {dtype}: .*{remedy}"):
+        FORMS["sdpa"](q, q, q, bias=torch.ones(3, 3).to(dtype))
+
+
 def test_masks_that_are_no_tensors_of_numbers_are_refused_with_what_says_the_same(unchecked):
     """torch's own is a tensor by its class: as a bias it hid nothing."""
     from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # imports the compiler
 
     q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
-    for odd in (causal_lower_right(3, 5), causal_upper_left(3, 5), causal_mask(3, 5).numpy()):
+    for odd in (causal_lower_right(3, 5), causal_upper_left(3, 5), causal_mask(3, 5).numpy(), [[True]]):
         message = f"is of type {type(odd).__name__}, which is no tensor of numbers: pass is_causal=True, .* create_mask"
+        if not isinstance(odd, torch.Tensor):
+            message = f"is of type {type(odd).__name__}: make a tensor of it, torch.tensor"
         for name in ("matmul", "sigmoid", "sdpa"):
             for overlay in ({"mask": odd}, {"bias": odd}):
                 with pytest.raises(ValueError, match=message):

@@ -570,6 +570,8 @@ def test_prompts_and_seeds_may_be_tensors_arrays_and_tuples():
     ("prompts", "seeds", "message"),
     [
         (["abc"], [1], r"prompts are lists of token ids, not texts: make one by encode_prompt\(tokenizer, text\)"),
+        ([1, 2], [1, 2], r"prompts are a list of token ids for each text, not the ids of one: give \[ids\]"),
+        (torch.tensor([1, 2]), [1, 2], r"not the ids of one: give \[ids\]"),
         ([[1], [2]], [1], "1 seeds for 2 prompts: give one for each"),
         ([[1]], [1, 2], "2 seeds for 1 prompts"),
         ([[1, 999]], [1], "token id 999 is not in the vocabulary of 257 ids"),

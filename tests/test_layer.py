@@ -476,6 +476,13 @@ def test_modifiers_act_in_the_order_of_their_registration_with_those_that_add_a_
     assert {"modifiers.gate.gate.weight", "modifiers.sink.bias"} < one.state_dict().keys()
 
 
+def test_a_pattern_is_refused_for_one_layer_which_would_have_its_first_part_alone():
+    config = GPTConfig(attention="delta/sdpa", vocab_size=7)
+    with pytest.raises(SettingsError, match=r"attention=delta/sdpa is of several .*: give that of one layer, such as"):
+        make_attention(config)
+    assert make_attention(config.at(1)).form == "sdpa"
+
+
 @every_form
 def test_a_layer_gets_its_number_when_it_is_made_and_gives_it_to_its_modifiers(form):
     config = AttentionConfig(

@@ -65,6 +65,10 @@ def make_attention(config: AttentionConfig, layer_idx: int = 0) -> MultiHeadAtte
     Raises SettingsError for names that are unknown or do not go together.
     """
     check_names(config.attention)
+    if "/" in config.attention:
+        first, _, _ = config.attention.partition("/")
+        remedy = f"give that of one layer, such as {first}; in a GPT config.at(LAYER) has it"
+        raise SettingsError(f"attention={config.attention} is of several layers, and this is one", remedy)
     cls = layer_class(config.form)
     for name in config.modifiers:
         changes = SETTINGS.get(name) or MODIFIERS[name].changes

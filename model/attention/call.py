@@ -299,6 +299,8 @@ def check_broadcast(name: str, overlay: Tensor, to: tuple[int, ...]) -> None:
 
     Leading axes may be missing.
     """
+    if not isinstance(overlay, Tensor) and not type(overlay).__module__.startswith("torch"):
+        raise ValueError(f"{name} is of type {type(overlay).__name__}: make a tensor of it, torch.tensor({name}).")
     # torch's CausalBias is a tensor by its class, with any numbers in it.
     if not isinstance(overlay, Tensor) or type(overlay).__module__ == "torch.nn.attention.bias":
         problem = f"{name} is of type {type(overlay).__name__}, which is no tensor of numbers"

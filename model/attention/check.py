@@ -313,7 +313,8 @@ def main(arguments: list[str]) -> int:
     arguments: the attentions, and code=FILE for a file that registers them.
     """
     # Run the files first: they register names.
-    attentions = run_codes(arguments)
+    patterns = run_codes(arguments)
+    attentions = [*dict.fromkeys(layer for pattern in patterns for layer in pattern.split("/"))]
     sizes = f"the check's n_embd={C}, n_head={H}, n_kv_head={HKV} and up to {T} tokens"
     with explained(file_of(arguments), sizes), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         return check_all(attentions)
