@@ -87,6 +87,18 @@ def tell_literal(prompts: Iterable[str], typed: str = "") -> None:
         print_error(f"prompt= has \\n, which is read as two letters: {remedy}.")
 
 
+def tell_stop(stop: Iterable[str], typed: Iterable[str]) -> None:
+    """Tell of stop=[S2], a list of the text S2, and of a list whose \\n without quotes is two letters.
+
+    typed: the arguments.
+    """
+    for argument in typed:
+        if word := re.fullmatch(r"stop=\[([^][,'\"\\]+)\]", argument):
+            print_error(f"""{argument} is a list, and stops at {word[1]}: '["[{word[1]}]"]' stops at [{word[1]}].""")
+    if any("\\n" in text for text in stop):
+        print_error("stop= has \\n as two letters: in a list '[\"\\n\"]' has a line end.")
+
+
 def tell_tokens(tokenizer: tiktoken.Encoding, prompts: Iterable[str]) -> None:
     """Tell of names of an imported tokenizer's special tokens in prompts, which are letters here."""
     names = [name for name in tokenizer._special_tokens if name != END_OF_TEXT]

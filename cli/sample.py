@@ -16,6 +16,7 @@ from cli.prompts import (
     tell_line_ends,
     tell_literal,
     tell_parts,
+    tell_stop,
     tell_tokens,
     write_results,
 )
@@ -45,6 +46,7 @@ def write_samples(config: SampleConfig) -> None:
     prompts = as_utf8(read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}])
     texts = [each["prompt"] for each in prompts]
     tell_literal(texts, config.prompt)
+    tell_stop(config.stop or (), sys.argv[1:])
     tell_line_ends(texts, config.prompt_file)
     tell_parts(texts)
     # Load the model, and convert its weights.
@@ -164,7 +166,10 @@ def run_line(line: str, config: SampleConfig) -> SampleConfig:
     value = line.removeprefix(name).strip().removeprefix("=").strip()  # of /stop a=b all after the name
     if name in CHANGEABLE and value:
         try:
-            return from_arguments(SampleConfig, [f"{name}={value}"], config)
+            config = from_arguments(SampleConfig, [f"{name}={value}"], config)
+            if name == "stop":
+                tell_stop(config.stop or (), [f"stop={value}"])
+            return config
         except SettingsError as error:  # with the remedy of a command
             remedy = f"the default is /{name} {format_value(getattr(SampleConfig(), name))}"
             raise SettingsError(error.problem, remedy) from None

@@ -24,6 +24,7 @@ from model.attention import (
     make_attention,
     unused_settings,
 )
+from model.attention.check import main as check_command
 from model.attention.masks import causal_mask, document_mask
 from model.attention.modifiers import Modifier
 from model.attention.recurrent import Recurrent
@@ -481,6 +482,12 @@ def test_a_pattern_is_refused_for_one_layer_which_would_have_its_first_part_alon
     with pytest.raises(SettingsError, match=r"attention=delta/sdpa is of several .*: give that of one layer, such as"):
         make_attention(config)
     assert make_attention(config.at(1)).form == "sdpa"
+
+
+def test_the_check_tests_each_layer_of_a_pattern(monkeypatch):
+    tested: list[str] = []
+    monkeypatch.setattr("model.attention.check.check_all", lambda attentions: tested.extend(attentions) or 0)
+    assert check_command(["attention=sdpa/delta/sdpa", "stick"]) == 0 and tested == ["sdpa", "delta", "stick"]
 
 
 @every_form
