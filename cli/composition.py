@@ -578,6 +578,10 @@ def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:
         remedy += f"; {DRAWN}"
     if group == "data":
         remedy += "; a file of yours is data.path=FILE, a data set of Hugging Face data=hf data.name=NAME"
+    if group == "model" and re.search(r"[./\\]", option):
+        remedy += "; trained weights are init_from=RUN or init_from=hf:NAME"
+    if group == "experiment":
+        remedy += "; one of yours needs --config-dir=FOLDER beside it"
     if group == "tokenizer" and re.search(r"[./\\]", option):
         remedy += "; a file of another tokenizer is read only with its model, by init_from=hf:FOLDER"
     return remedy

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from cli.command import answer
 from cli.overrides import CONF, GROUPS, SWEEP, check_options, check_typed, check_wandb_sweep, take_folder
+from common.errors import SettingsError
 from common.settings import parse_overrides, setting_hints, tell_repeated
 from training.config import TrainConfig
 
@@ -34,6 +35,8 @@ def start(arguments: list[str]) -> None:
     if asked[:1] in SHOWN or arguments[:1] in COMPLETION:
         composition().show([argument for argument in arguments if argument not in SWEEP])
         return
+    if "--cfg" in arguments:
+        raise SettingsError(f"--cfg {' '.join(asked[:1])}".rstrip() + " shows nothing", "type --cfg job, hydra or all")
     arguments, searched = take_folder(arguments)
     is_sweep = bool(set(SWEEP) & set(arguments))
     overrides = [argument for argument in arguments if argument not in SWEEP]

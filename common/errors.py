@@ -91,6 +91,7 @@ ON_THE_CPU = "set the environment variable PYTORCH_ENABLE_MPS_FALLBACK=1, or dev
 NO_MEMORY = (
     "out of memory",
     "can't allocate memory",
+    "cannot allocate memory",
     "alloc_failed",
     "bad_alloc",
     "failed to map segment",

@@ -78,7 +78,9 @@ def sentence_for(error: BaseException) -> str | None:
     """Return the sentence for a person's mistake, or None for an error of ours."""
     if isinstance(error, SettingsError):
         return str(in_our_words(error))
-    if isinstance(error, OSError) and error.errno not in OURS:
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "there are too many open files: raise the limit that ulimit -n shows."
+    if isinstance(error, OSError) and error.errno not in (*OURS, errno.ENOMEM):
         place = error.filename or "standard output or a file"
         return f"{place} cannot be used ({error.strerror}): check its name, its permissions and the room on its disk."
     reason = misfit(error)
@@ -94,5 +96,7 @@ def sentence_for(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):
         return "another process of this run has ended, so this one cannot go on: look for the message of that one."
     if device_failed(error):
-        return f"the GPU failed ({first_line(error)}): look for the cause in nvidia-smi and dmesg, or set device=cpu."
+        is_nvidias = not any(word in str(error) for word in ("HIP", "MPS", "Metal"))
+        place = "nvidia-smi and dmesg" if is_nvidias else "the log of the system"
+        return f"the GPU failed ({first_line(error)}): look for the cause in {place}, or set device=cpu."
     return None

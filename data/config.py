@@ -118,6 +118,8 @@ class DataConfig:
             self.val_fraction = None  # the default beside a text for validation
         if self.val_fraction is not None and self.val_fraction <= 0:
             remedy = "to train on the whole text, give another for validation by data.val_path=FILE instead"
+            if self.val_path or self.source not in VAL_FRACTIONS:
+                remedy = ""
             raise SettingsError("must be above 0", remedy, setting="data.val_fraction", value=self.val_fraction)
         fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
         needs_path = self.source in (*WITH_PATH, "nanogpt") or (self.source == "hf" and not self.name)

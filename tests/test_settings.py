@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from cli.command import FIRST, answer, described, first_sentence, help_text, setting_docs
 from cli.composition import compose_settings, composing, explain, of_search, remedy_for_option, to_settings
 from cli.composition import register_schema as register
-from cli.hydra_command import group_options
+from cli.hydra_command import group_options, start
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed, check_wandb_sweep
 from cli.with_torch import inherited_settings
 from common.aliases import ALIASES, ALIASES_BESIDE, NAMES, NAMES_BESIDE, OPTIONS, VALUES
@@ -360,6 +360,10 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
     "hydra.run.dir=a": "hydra.run.dir=a has no effect here: run_dir=FOLDER names the folder of a run",
     "hydra.sweep.dir=a": "hydra.sweep.dir=a is for sweeps: add -m; run_dir= names",
+    "data.val_fraction=-1": "give another for validation by data.val_path=FILE instead.",
+    "data=recall data.val_fraction=0": "correct it, or leave it out for data.val_fraction=null.",
+    "data.val_path=a data.val_fraction=-1": "correct it, or leave it out for data.val_fraction=null.",
+    "model=a/b": "init_from=hf:NAME",
     "max_steps=10,000": "several values for one run: write max_steps=10000, or add -m to train with each",
     **{
         f"hydra{name}": f"hydra{name} is for sweeps: leave it out: Hydra writes no file and no log of its own for a run"
@@ -697,6 +701,12 @@ def test_a_setting_of_the_model_is_the_checkpoints_where_one_is_read(typed):
     assert "checkpoint" not in str(unknown_setting("model.rope_thetas", names))
 
 
+@pytest.mark.parametrize("typed", ["--cfg", "--cfg jobs", "seed=1 --cfg"])
+def test_hydras_flag_without_one_of_its_words_is_answered_with_them(typed):
+    with pytest.raises(SettingsError, match=r"^--cfg( jobs)? shows nothing: type --cfg job, hydra or all\.$"):
+        start(typed.split())
+
+
 @pytest.mark.parametrize("typed", some(TYPED, 6))
 def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
     sentence = mistake(*typed.split())
@@ -940,7 +950,10 @@ def test_a_carriage_return_of_a_script_from_windows_becomes_no_part_of_a_name(ar
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "raise the limits that ulimit -a"),
         (ImportError("libtorch.so: failed to map segment from shared object"), "there is not enough memory"),
         (OSError(errno.ENAMETOOLONG, "File name too long", "x"), "x cannot be used (File name too long): check"),
-        (OSError(errno.EMFILE, "Too many open files"), "standard output or a file cannot be used (Too many open"),
+        (OSError(errno.EMFILE, "Too many open files"), "there are too many open files: raise the limit that ulimit -n"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "there is not enough memory, or too few threads"),
+        (RuntimeError("CUDA error: an illegal"), "look for the cause in nvidia-smi and dmesg, or set device=cpu"),
+        (RuntimeError("MPS backend failed"), "look for the cause in the log of the system, or set device=cpu"),
         (OSError(errno.EBADF, "Bad file descriptor"), None),
         (RuntimeError("shapes do not match"), None),
     ],
