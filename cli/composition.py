@@ -211,7 +211,8 @@ def compose_settings(typed: dict[str, str], searched: Sequence[str] = ()) -> Tra
     choices = cfg.hydra.runtime.choices
     chosen = choices["hydra/sweeper"] not in ("basic", "grid") or choices["hydra/launcher"] != "basic"
     if (sweeper.params or sweeper.variants or chosen) and not config.dry_run:
-        raise SettingsError("many runs are asked for, and one would be made", "add -m")
+        remedy = "leave out what asks for them: a run goes on with its own settings" if config.resume else "add -m"
+        raise SettingsError("many runs are asked for, and one would be made", remedy)
     return config
 
 

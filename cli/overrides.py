@@ -13,6 +13,7 @@ from common.errors import SettingsError, format_value
 from common.files import user_path
 from common.settings import (
     NULLS,
+    OF_ONE_RUN,
     TEXT_KINDS,
     WANDB_COMMAND,
     WANDB_SWEEP,
@@ -247,6 +248,6 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         if is_sweep and name in PATHS and "," in value and is_there(name, value):
             quoted = shlex.quote(f"{name}={quote(value)}")
             raise SettingsError(f"{name}={value} is several values", f"{quoted} is the file or folder of this name")
-        if is_sweep and name in ("run_dir", "resume") and value not in NULLS:
+        if is_sweep and name in OF_ONE_RUN and value not in NULLS:
             remedy = "leave it out of -m; hydra.sweep.dir=FOLDER names a sweep's folder, and goes on in it"
             raise SettingsError(f"{name}={value} is for a single run", remedy)

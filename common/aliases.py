@@ -856,7 +856,10 @@ VALUES = {
     "deterministic": {"true: it ends a run at what cannot be kept; there is none that warns alone": "warn warn_only"},
     "recompute": {"block": "true full selective uniform", "none": "false"},
     "wandb.mode": {"online": "true on", "disabled": "false off none", "offline": "dryrun"},
-    "checkpoint": {"null: the best checkpoint of the newest run": "auto best last latest newest"},
+    "checkpoint": {
+        "null: the best checkpoint of the newest run": "auto best",
+        "null: the best checkpoint of the newest run; RUN/checkpoints/last is the last of a run": "last latest newest",
+    },
 }
 OPTIONS = {
     name: {theirs: ours for ours, values in options.items() for theirs in values.split()}

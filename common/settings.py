@@ -23,6 +23,8 @@ Schema = TypeVar("Schema")
 log = logging.getLogger("tinygpt")  # without a handler its warnings go to stderr
 MAY_BE_EMPTY = ("prompt", "sample_prompt")
 """Settings whose empty text has a meaning."""
+OF_ONE_RUN = ("run_dir", "resume")
+"""Settings that a sweep's jobs have of their own."""
 NO_LIMIT = ("all", "inf", "infinity", "never", "none", "null", "random", "unlimited")
 """Words in place of a number, for what others write as -1: a setting that refuses both has one remedy."""
 TEXT_KINDS = (str, str | None, list[str], list[str] | None)
@@ -127,7 +129,8 @@ def tell_repeated(arguments: Iterable[str], is_sweep: bool = True) -> None:
     for name, values in given.items():
         if len(values) > 1 and os.environ.get("RANK", "0") == "0":
             *_, last = values
-            swept = is_sweep and not name.startswith("hydra")
+            is_plain = all(re.fullmatch(r"[\w./+-]+", value) for value in values)  # for the shell and for Hydra
+            swept = is_sweep and is_plain and not name.startswith("hydra") and name not in OF_ONE_RUN
             remedy = f": a run for each is -m {name}={','.join(values)}" if swept else ""
             log.warning("%s is typed with %d values, and the last one counts, %s%s.", name, len(values), last, remedy)
 

@@ -353,6 +353,9 @@ def test_a_setting_that_is_typed_with_several_values_is_told(is_sweep, caplog, m
     tell_repeated(["seed=1", "seed=2", "max_steps=3", "+seed=3", "max_steps=3"], is_sweep)
     remedy = ": a run for each is -m seed=1,2,3" if is_sweep else ""
     assert caplog.messages == [f"seed is typed with 3 values, and the last one counts, 3{remedy}."]
+    # A sweep refuses several of the first, and would read others of the second.
+    tell_repeated(["run_dir=a", "run_dir=b", "sample_prompt=a", "sample_prompt=b, c"], is_sweep)
+    assert [message.partition("last one counts, ")[2] for message in caplog.messages[1:]] == ["b.", "b, c."]
     monkeypatch.setenv("RANK", "1")
     tell_repeated(["seed=1", "seed=2"], is_sweep)
-    assert len(caplog.messages) == 1
+    assert len(caplog.messages) == 3

@@ -538,7 +538,8 @@ def test_a_value_of_another_trainer_is_answered_with_one_of_ours():
             assert sentence_for(refused.value) == f"{refused.value.problem}: {said}."
             if name != "device":  # which this machine may not have
                 check(setting)
-    assert "here it is checkpoint=null (" in str(in_our_words(CheckpointError("x", setting="checkpoint", value="last")))
+    last = str(in_our_words(CheckpointError("x", setting="checkpoint", value="last")))
+    assert "here it is checkpoint=null (" in last and "RUN/checkpoints/last" in last
 
 
 def test_a_name_of_another_trainer_is_answered_with_ours_in_every_command_that_has_it():
