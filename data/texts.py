@@ -543,7 +543,7 @@ class Source:
                         f"{shlex.quote(f'data.separator={escaped(other)}')} occurs {plural(source.separators, 'time')}"
                     )
                     raise DataError(problem, remedy)
-        raise DataError(problem, "correct it, or leave it out: then each file or record is a document")
+        raise DataError(problem, "correct it; with data.separator=null each file or record is a document")
 
 
 def divided(

@@ -386,7 +386,7 @@ def test_a_separator_is_typed_with_escapes_and_one_that_is_nowhere_is_refused_wi
             r"'data.separator=\\newpage' occurs 299 times.",
         ),
         (lambda text: text.replace("\n\n\n", "---"), r"\n---\n", "data.separator=--- occurs 299 times."),
-        (lambda text: text, "***", "correct it, or leave it out: then each file or record is a document."),
+        (lambda text: text, "***", "correct it; with data.separator=null each file or record is a document."),
     ]
     for change, separator, remedy in cases:
         file.write_bytes(change("\n\n\n".join(essays(300))).encode())
