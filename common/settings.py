@@ -159,11 +159,11 @@ def from_arguments(schema: type[Schema], arguments: list[str], base: Schema | No
 def tell_lists(schema: type, typed: dict[str, str]) -> None:
     """Tell of lists that are read otherwise than they may be meant.
 
-    stop=[INST] is a list of the text INST, stop=A,B the one text A,B, and stop=null the text null.
+    stop=[INST] is a list of the text INST, and stop=A,B the one text A,B.
     """
     hints = setting_hints(schema)
     for name, value in typed.items():
-        if hints.get(name) != list[str]:
+        if hints.get(name) not in (list[str], list[str] | None):
             continue
         if re.fullmatch(r"""\[[^][{},"']+\]""", value):
             whole = shlex.quote(f"{name}={json.dumps([value], ensure_ascii=False)}")
@@ -173,8 +173,6 @@ def tell_lists(schema: type, typed: dict[str, str]) -> None:
                 f"{name}={json.dumps([unescaped(each) for each in value.split(',')], ensure_ascii=False)}"
             )
             log.warning("%s=%s is one text with its commas: %s is a list.", name, value, whole)
-        elif value in NULLS:
-            log.warning("%s=%s is the text %s: leave it out for none.", name, value, value)
 
 
 def build(schema: type[Schema], values: dict[str, Any], left_out: Callable[[str], str] | None = None) -> Schema:

@@ -735,7 +735,11 @@ def test_what_train_cannot_read_is_answered_in_a_sentence_of_ours(typed):
         ("eval.py", "checkpoint=a notes.txt”", "which has U+201D (RIGHT DOUBLE QUOTATION MARK): type it anew"),
         ("eval.py", "checkpoint=a über.txt", "cannot read 'über.txt': settings are typed NAME=VALUE"),
         ("sample.py", "stop=[a", "stop=[a is not a list of texts, as in '[a,b]'"),
-        ("sample.py", "stop=[[a]]", """stop=[[a]] is not a list of texts, as in '[a,b]': write 'stop=["[a]"]'"""),
+        (
+            "sample.py",
+            "stop=[[a]]",
+            """stop=[[a]] is not a list of texts, as in '[a,b]', or null: write 'stop=["[a]"]'""",
+        ),
         ("sample.py", "stop=[[S1],[/S1]]", """write 'stop=["[S1]","[/S1]"]'"""),
         ("sample.py", r"stop=[\d,!]", r"""write 'stop=["\\d","!"]'"""),
         ("sample.py", "interactive=true prompt=a", "prompt=a and interactive=true are given: choose one"),
@@ -788,13 +792,12 @@ def test_a_single_text_in_brackets_is_a_list_of_it_which_is_told_with_the_list_t
     assert not caplog.messages
 
 
-def test_a_text_that_may_be_meant_as_a_list_or_as_none_is_told(caplog):
+def test_a_text_that_may_be_meant_as_a_list_is_told_and_null_is_none(caplog):
     caplog.set_level(logging.WARNING, "tinygpt")
     assert from_arguments(SampleConfig, [r"stop=</s>,\n###"]).stop == ["</s>,\n###"]
     (typed,) = shlex.split(caplog.messages[0].partition("commas: ")[2].removesuffix(" is a list."))
     assert from_arguments(SampleConfig, [typed]).stop == ["</s>", "\n###"]
-    assert from_arguments(SampleConfig, ["stop=null"]).stop == ["null"]
-    assert caplog.messages[1:] == ["stop=null is the text null: leave it out for none."]
+    assert from_arguments(SampleConfig, ["stop=null"]).stop == [] and len(caplog.messages) == 1
 
 
 def test_null_names_no_folder_and_no_field():
