@@ -721,3 +721,11 @@ def test_a_context_that_is_stretched_again_is_scaled_from_the_length_that_was_tr
             slow = torch.tensor(slow_share(scaling, 64))
             assert torch.allclose(frequencies, plain * (1 - slow + slow / config.rope_scaling_factor), rtol=1e-5)
         assert slow_share(scaling, 16) != slow_share(scaling, 64), "the case"
+
+
+def test_a_folder_of_hugging_faces_is_answered_with_what_begins_with_it(tmp_path):
+    """It was said to be no checkpoint, and to be converted first."""
+    (tmp_path / "of theirs").mkdir()
+    (tmp_path / "of theirs/config.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r": 'init_from=hf:.*/of theirs' begins with it\.$"):
+        pretrained_config(str(tmp_path / "of theirs"))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from common.errors import SettingsError, format_value, naming
 from common.files import user_path
+from common.text import hydra_quoted
 from interop.huggingface import find_folder, noted_texts, read_config, read_huggingface
 from interop.tokenizer import read_tokenizer_json
 from model.attention import SETTINGS, MultiHeadAttention, layer_class
@@ -203,7 +204,11 @@ def name_of_theirs(where: str) -> str | None:
     """Return NAME of hf:NAME; None for a run or checkpoint, which must exist."""
     if where.startswith("hf:"):
         return where.removeprefix("hf:")
-    if not user_path("init_from", where).exists():
+    folder = user_path("init_from", where)
+    if (folder / "config.json").is_file() and not (folder / "meta.json").is_file():
+        begins = f"{hydra_quoted('init_from', f'hf:{where}')} begins with it"
+        raise SettingsError("it is a folder of Hugging Face's", begins)
+    if not folder.exists():
         # nanoGPT's values of init_from.
         remedies = {"resume": "resume=auto, or resume=RUN, continues a run"}
         remedies |= dict.fromkeys(("scratch", "none", "random"), "leave it out to begin anew")
