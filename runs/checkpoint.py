@@ -315,6 +315,15 @@ def code_wanted(path: Path, meta: Meta) -> Iterator[None]:
         raise SettingsError(f": {error.problem}", remedy, setting="checkpoint", value=path) from None
 
 
+def code_to_type(meta: Meta, run: Path) -> str:
+    """Return the code=FILE that a run needs beside resume=, or "".
+
+    A blank is before it.
+    """
+    name = meta.config.get("code")
+    return f" {hydra_quoted('code', find_code(name, run))}" if name else ""
+
+
 def refuse_unknown(setting: str, path: Path, unknown: list[str], meta: Meta) -> None:
     """Raise CheckpointError if SETTING=PATH has unknown settings or values."""
     if unknown:

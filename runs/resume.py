@@ -18,6 +18,7 @@ from runs.checkpoint import (
     Meta,
     checkpoints_by_step,
     checkpoints_to_try,
+    code_to_type,
     first_intact,
     read_meta,
     readable,
@@ -91,10 +92,18 @@ class Saved(NamedTuple):
     meta: Meta
 
 
+def again(run: Path) -> str:
+    """Return how a run is gone on with, as it is typed."""
+    code = ""
+    with suppress(CheckpointError):
+        code = code_to_type(newest(run, read_meta), run)
+    return f"{hydra_quoted('resume', run)}{code}"
+
+
 def refuse_used(directory: Path) -> None:
     """Raise SettingsError if a directory holds a run."""
     if checkpoints_by_step(directory / "checkpoints"):
-        remedy = f"choose another, remove it first, or continue it by {hydra_quoted('resume', directory)}"
+        remedy = f"choose another, remove it first, or continue it by {again(directory)}"
         raise SettingsError(f"run_dir={directory} already holds a run", remedy)
     summary = read_summary(directory)
     if summary and summary.status == "finished":
@@ -189,7 +198,7 @@ def way_back(path: Path) -> str:
     steps = [each.name for each in checkpoints_by_step(folder)]
     if not steps:
         return ""
-    remedy = f"{hydra_quoted('resume', run)} goes on from its latest checkpoint"
+    remedy = f"{again(run)} goes on from its latest checkpoint"
     for step in {*steps[1:]} & {*path.relative_to(folder).parts}:
         later = [f"checkpoints/{name}" for name in steps[: steps.index(step)]]
         away = f"(cd {shlex.quote(str(run))} && mkdir -p later && mv {' '.join(later)} later)"
@@ -210,7 +219,7 @@ def way_on(path: Path) -> str:
     moved = f"mkdir -p {shlex.quote(str(step.parent))} && mv {shlex.quote(str(path))} {shlex.quote(str(step))}"
     data = meta.config.get("data")
     texts = "".join(f" data.{name}=TEXT" for name in ("path", "val_path") if isinstance(data, dict) and data.get(name))
-    return f"{hydra_quoted('resume', run)}{texts} goes on from it after {moved}"
+    return f"{hydra_quoted('resume', run)}{code_to_type(meta, run)}{texts} goes on from it after {moved}"
 
 
 def way_of_sweep(path: Path) -> str:

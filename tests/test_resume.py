@@ -738,6 +738,18 @@ def test_a_run_that_has_learned_a_task_is_not_gone_on_with_on_a_text():
     training.start.refuse_text_after_task(TrainConfig(resume="RUN"), saved)
 
 
+def test_the_way_to_go_on_with_a_run_has_its_code(tmp_path):
+    """Typed without it, the next error asked for the file."""
+    run = tmp_path / "a run"
+    (run / "checkpoints/step_4").mkdir(parents=True)
+    (run / "checkpoints/step_4/meta.json").write_text(as_json(Meta({"code": "my forms.py"}, Progress(step=4))))
+    again = rf"'resume={run}' 'code=my forms.py'"
+    with pytest.raises(SettingsError, match=f"continue it by {again}"):
+        refuse_used(run)
+    with pytest.raises(SettingsError, match=f": {again} goes on from its latest checkpoint"):
+        find_run(str(run / "checkpoints"), None)
+
+
 @pytest.mark.parametrize(("data", "typed"), [({"source": "copy"}, ""), ({"path": "x"}, " data.path=TEXT")])
 def test_a_checkpoint_taken_out_of_its_run_asks_for_a_text_if_that_had_a_path(tmp_path, data, typed):
     """data.path=TEXT was advised to a run of a task, which refuses it."""
