@@ -1,5 +1,6 @@
 """How weights move: groups, Muon, AdamW, schedules."""
 
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from conftest import random_gpt
 
 from model.config import GPTConfig
 from model.layers import Linear
+from runs.checkpoint import Meta
 from training.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from training.distributed import Ranks
 from training.optimizer import (
@@ -24,7 +26,7 @@ from training.optimizer import (
     schedule_factor,
     set_learning_rate,
 )
-from training.start import tell_idle, tell_rates
+from training.start import is_changed, tell_idle, tell_rates
 
 ROOT = Path(__file__).parent.parent
 
@@ -344,6 +346,16 @@ def test_a_name_alone_keeps_muons_rates_which_is_told_with_the_option_that_sets_
     written = yaml.safe_load((ROOT / "conf" / "optimizer" / "adamw.yaml").read_text())
     assert float(written["lr"]) == 1e-3 and written["embedding_lr"] is None
     assert yaml.safe_load((ROOT / "conf" / "schedule" / "cosine.yaml").read_text())["final_factor"] == 0.1
+
+
+def test_rates_are_told_of_parts_that_there_are_and_once(caplog):
+    """A resumed run was told again, with a remedy that it refuses, and a tied model of the rate of its lm_head."""
+    low = OptimizerConfig(lr=1e-3)
+    for has_head in (True, False):
+        tell_rates(low, has_head=has_head)
+        assert ("(lm_head)" in caplog.messages[-1]) == has_head and "(embeddings" in caplog.messages[-1]
+    saved = Meta(asdict(TrainConfig(optimizer=low)))
+    assert not is_changed(low, saved) and is_changed(OptimizerConfig(lr=1e-4), saved)
 
 
 @pytest.mark.parametrize(

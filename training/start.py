@@ -145,7 +145,8 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
         run = build_run(config, ranks, device, saved)
         run.threads_note = note
         tell_idle(config)
-        tell_rates(config.optimizer)
+        if not saved or is_changed(config.optimizer, saved.meta):
+            tell_rates(config.optimizer, has_head=not config.model.tie_embeddings)
         if ranks.is_first:
             prepare_directory(run, saved, log_handler, stack)
         run.directory = ranks.broadcast_object(run.directory)
@@ -330,10 +331,17 @@ def tell_idle(config: TrainConfig) -> None:
             log.warning("%s=%s has no effect with %s=%s.", name, format_value(values[name]), reason, value)
 
 
-def tell_rates(optimizer: OptimizerConfig) -> None:
+def is_changed(optimizer: OptimizerConfig, saved: Meta) -> bool:
+    """Return whether a run goes on with other rates: of the same it was told as it began."""
+    before = flat(saved.config)
+    return any(before.get(f"optimizer.{name}") != value for name, value in asdict(optimizer).items())
+
+
+def tell_rates(optimizer: OptimizerConfig, *, has_head: bool = True) -> None:
     """Warn of rates for another optimizer, and of one that is low beside the others.
 
-    That is the rate of the matrices, if it alone is a tenth of the usual one or less.
+    That is the rate of the matrices, if it alone is a tenth of the usual one or less. has_head: whether lm_head is no
+    other name of the embedding.
     """
     usual = OptimizerConfig()
     if optimizer.name != usual.name and optimizer.rates == usual.rates:
@@ -343,7 +351,8 @@ def tell_rates(optimizer: OptimizerConfig) -> None:
     left = []
     for name, parts in (("embedding_lr", "embeddings, norms and biases"), ("lm_head_lr", "lm_head")):
         rate = getattr(optimizer, name)
-        if rate and rate / optimizer.lr >= 10 * getattr(usual, name) / usual.lr:
+        is_used = name != "lm_head_lr" or has_head
+        if is_used and rate and rate / optimizer.lr >= 10 * getattr(usual, name) / usual.lr:
             left.append(f"optimizer.{name}={rate:g} ({parts})")
     if left:
         remedy = "for one rate of all set optimizer.embedding_lr=null optimizer.lm_head_lr=null"
