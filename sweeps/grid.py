@@ -361,7 +361,8 @@ class Grid(Sweeper):
         kept: dict[Any, list[str]] = {}
         repeated = []
         for number, (job, config) in enumerate(zip(jobs, configs, strict=True)):
-            if kept.setdefault(result_key(config) if config else number, job) is not job:
+            key = (result_key(config), config.dry_run and config.plan.device) if config else number
+            if kept.setdefault(key, job) is not job:
                 repeated.append(job)
         if repeated:
             shared = set.intersection(*map(set, jobs))

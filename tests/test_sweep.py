@@ -70,7 +70,7 @@ from sweeps.leaderboard import (
     swept_settings,
     write_leaderboard,
 )
-from training.config import OptimizerConfig, TrainConfig
+from training.config import OptimizerConfig, PlanConfig, TrainConfig
 
 CLOCK = ("seconds", "tokens_per_s", "decode_tokens_per_s", "peak_memory_mb")
 
@@ -1265,3 +1265,11 @@ def test_a_sweep_that_was_stopped_then_killed_ends_in_the_uninterrupted_leaderbo
 
 def without_clock(rows: list[dict]) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in CLOCK} for row in rows]
+
+
+def test_plans_for_several_gpus_are_not_said_to_repeat_each_other(capsys):
+    """-m plan.device=h100,a100 dry_run=true planned the first alone."""
+    configs = [TrainConfig(dry_run=True, plan=PlanConfig(device=name)) for name in ("h100", "a100", "a100")]
+    jobs = [[f"plan.device={config.plan.device}", f"batch_size={16 + number}"] for number, config in enumerate(configs)]
+    assert Grid.distinct(Grid(), jobs, configs) == jobs[:2]
+    assert "1 of 3 jobs would repeat another" in capsys.readouterr().out
