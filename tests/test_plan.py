@@ -29,6 +29,7 @@ from model.attention import FORMS, MODIFIERS
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
+from runs.checkpoint import Meta, Progress, as_json
 from train import train, train_step
 from training import plan
 from training.config import OptimizerConfig, PlanConfig, TrainConfig
@@ -558,3 +559,11 @@ def test_a_plan_knows_the_parts_that_a_run_freezes(train_config):
     assert frozen.gradients == kept < frozen.weights and frozen.peak < whole.peak
     with pytest.raises(SettingsError, match="freeze=.nothing. has nothing, which the model does not have"):
         plan_run(train_step, replace(config, freeze=["nothing"]))
+
+
+def test_the_plan_of_a_resumed_run_says_that_it_is_of_all_steps(tmp_path):
+    (tmp_path / "checkpoints/step_40").mkdir(parents=True)
+    (tmp_path / "checkpoints/step_40/meta.json").write_text(as_json(Meta({}, Progress(step=40))))
+    (line,) = plan.resumed_line(TrainConfig(resume=str(tmp_path)))
+    assert line == "resume    goes on at step 40; time and steps here are those of the whole run"
+    assert plan.resumed_line(TrainConfig()) == plan.resumed_line(TrainConfig(resume=f"{tmp_path}/none")) == []

@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from common.errors import one_of
+from common.errors import SettingsError, one_of
+from common.files import user_path
 from common.text import command, duration, flat, plural, si
 from data.batches import Dataset, TokenDataset
 from data.config import TokenizerConfig
@@ -30,6 +31,8 @@ from model.cpu import freed_memory_kept
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token, without_weights
+from runs.checkpoint import read_meta
+from runs.resume import newest
 from training.config import TrainConfig
 from training.device import DEVICES, choose_device, choose_precision, fast_products, memory_of
 from training.distributed import Ranks, parallelize, with_recompute
@@ -224,12 +227,22 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
             price = here(train_step, config, device, flops, data)
     lines = [
         *describe(config, data, model),
+        *resumed_line(config),
         f"weights   {parts}, for {config.model.vocab_size:,} ids{tied}",
         f"compute   {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
         f"cache     {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
         *price,
     ]
     return "\n".join(lines)
+
+
+def resumed_line(config: TrainConfig) -> list[str]:
+    """Return the line that tells where a resumed run goes on, for its plan is that of all steps."""
+    if config.resume:
+        with suppress(SettingsError):  # a plan needs no checkpoint
+            step = newest(user_path("resume", config.resume), read_meta).progress.step
+            return [f"resume    goes on at step {step:,}; time and steps here are those of the whole run"]
+    return []
 
 
 def here(
