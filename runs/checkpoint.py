@@ -404,7 +404,7 @@ def find_checkpoints(where: str | None) -> list[Path]:
         where = next((str(run) for run in runs_by_age() if checkpoints_by_step(run / "checkpoints")), None)
         if where is None:
             remedy = f"train one with `{command('train.py')}`, or give checkpoint=RUN_DIR"
-            raise CheckpointError("there is no run under outputs/ or multirun/", remedy)
+            raise CheckpointError("there is no run with a checkpoint under outputs/ or multirun/", remedy)
     path = user_path("checkpoint", where)
     if not where or not path.exists():
         remedy = "give a run directory or a checkpoint in it"

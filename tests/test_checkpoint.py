@@ -177,7 +177,9 @@ def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monke
     with pytest.raises(CheckpointError, match="begun.3: has no checkpoint, for .* removed: start a new run"):
         newest(tmp_path / "outputs/begun/3", read_meta)
     monkeypatch.chdir(tmp_path / "outputs")
-    with pytest.raises(CheckpointError, match=r"no run under outputs/ or multirun/: train one with `python .*, or"):
+    with pytest.raises(
+        CheckpointError, match=r"no run with a checkpoint under outputs/ .*: train one with `python .*, or"
+    ):
         find_checkpoints(None)
 
 
@@ -459,3 +461,10 @@ def test_the_command_that_scores_a_task_is_quoted(tmp_path):
     meta = Meta(asdict(TrainConfig(data=DataConfig(source="copy"))))
     with pytest.raises(CheckpointError, match=r"eval\.py 'checkpoint=.*/a run' scores it"):
         _ = Checkpoint(tmp_path / "a run", random_gpt(), None, meta).tokenizer
+
+
+def test_a_run_without_a_checkpoint_is_not_said_to_be_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs/today/run/checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="^there is no run with a checkpoint under outputs/"):
+        checkpoints.find_checkpoints(None)

@@ -679,7 +679,7 @@ def test_windows_that_the_run_before_has_learned_are_told_if_they_come_again(tra
         tell_same_windows(config, again, before)
         return caplog.messages == [
             "seed=1 draws the windows that runs/a has learned, once more: "
-            "resume= with a larger max_steps goes on to others, and another seed draws anew."
+            "resume= with a later end goes on to others, and another seed draws anew."
         ]
 
     assert windows(first, 3) == windows(again, 3)

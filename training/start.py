@@ -319,7 +319,7 @@ def tell_same_windows(config: TrainConfig, data: Dataset, before: Meta) -> None:
     elif before.data != data.fingerprint or "batch_size" not in alike:
         return
     fact = f"seed={config.seed} draws the windows that {config.init_from} has learned, once more"
-    log.warning("%s: resume= with a larger max_steps goes on to others, and another seed draws anew.", fact)
+    log.warning("%s: resume= with a later end goes on to others, and another seed draws anew.", fact)
 
 
 def tell_idle(config: TrainConfig) -> None:
