@@ -87,20 +87,14 @@ def tell_literal(prompts: Iterable[str], typed: str = "") -> None:
         print_error(f"prompt= has \\n, which is read as two letters: {remedy}.")
 
 
-def tell_stop(stop: Iterable[str], typed: Iterable[str]) -> None:
-    """Tell of stop=[S2], a list of the text S2, and of a list whose \\n without quotes is two letters.
-
-    typed: the arguments.
-    """
-    for argument in typed:
-        if word := re.fullmatch(r"stop=\[([^][,'\"\\]+)\]", argument):
-            print_error(f"""{argument} is a list, and stops at {word[1]}: '["[{word[1]}]"]' stops at [{word[1]}].""")
+def tell_stop(stop: Iterable[str]) -> None:
+    """Tell of a list of stops whose \\n without quotes is two letters."""
     if any("\\n" in text for text in stop):
         print_error("stop= has \\n as two letters: in a list '[\"\\n\"]' has a line end.")
 
 
 def tell_tokens(tokenizer: tiktoken.Encoding, prompts: Iterable[str]) -> None:
-    """Tell of names of an imported tokenizer's special tokens in prompts, which are letters here."""
+    """Tell of an imported tokenizer's special tokens in prompts, which are letters here."""
     names = [name for name in tokenizer._special_tokens if name != END_OF_TEXT]
     found = [[name for name in names if name in prompt] for prompt in prompts]
     count = sum(map(bool, found))
@@ -225,7 +219,10 @@ def read_prompts(where: str) -> list[Prompt]:
 
 
 def prompt_rows(text: str, where: str) -> Iterator[Record]:
-    """Yield the rows of a table of prompts; an empty seed is none, others are numbers, as pandas' 3.0."""
+    """Yield the rows of a table of prompts.
+
+    An empty seed is none, others are numbers, as pandas' 3.0.
+    """
     _, names = csv_header(io.StringIO(text, newline=""), where)
     refuse_excels_line(where, names)
     if "prompt" not in names:
@@ -406,7 +403,10 @@ def keep_whole_batches(file: Path, jobs: Sequence[Job], made_by: str, config: Sa
 
 
 def begins_result(line: bytes, job: Job) -> bool:
-    """Return whether a line may be the beginning of a result, and is no text of a person's, which is kept."""
+    """Return whether a line may be the beginning of a result.
+
+    A person's text is none, and is kept.
+    """
     begun = as_json(job.prompt).encode()[: len('{"prompt"')]
     return begun.startswith(line[: len(begun)])
 

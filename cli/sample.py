@@ -46,7 +46,7 @@ def write_samples(config: SampleConfig) -> None:
     prompts = as_utf8(read_prompts(config.prompts) if config.prompts else [{"prompt": prompt}])
     texts = [each["prompt"] for each in prompts]
     tell_literal(texts, config.prompt)
-    tell_stop(config.stop or (), sys.argv[1:])
+    tell_stop(config.stop or ())
     tell_line_ends(texts, config.prompt_file)
     tell_parts(texts)
     # Load the model, and convert its weights.
@@ -168,7 +168,7 @@ def run_line(line: str, config: SampleConfig) -> SampleConfig:
         try:
             config = from_arguments(SampleConfig, [f"{name}={value}"], config)
             if name == "stop":
-                tell_stop(config.stop or (), [f"stop={value}"])
+                tell_stop(config.stop or ())
             return config
         except SettingsError as error:  # with the remedy of a command
             remedy = f"the default is /{name} {format_value(getattr(SampleConfig(), name))}"

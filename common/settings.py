@@ -165,14 +165,18 @@ def tell_lists(schema: type, typed: dict[str, str]) -> None:
     for name, value in typed.items():
         if hints.get(name) not in (list[str], list[str] | None):
             continue
-        if re.fullmatch(r"""\[[^][{},"']+\]""", value):
-            whole = shlex.quote(f"{name}={json.dumps([value], ensure_ascii=False)}")
-            log.warning("%s=%s is a list of the text %s: %s has the brackets.", name, value, value[1:-1].strip(), whole)
+        if re.fullmatch(r"""\[[^][{},"']+\]""", value) and "\\n" not in value:
+            text = value[1:-1].strip()
+            whole = as_list(name, [value])
+            log.warning("%s=%s is a list of the text %s: %s has the brackets.", name, value, text, whole)
         elif re.fullmatch(r"""[^][\s,"']+(,[^][\s,"']+)+""", value):
-            whole = shlex.quote(
-                f"{name}={json.dumps([unescaped(each) for each in value.split(',')], ensure_ascii=False)}"
-            )
-            log.warning("%s=%s is one text with its commas: %s is a list.", name, value, whole)
+            texts = [unescaped(each) or "" for each in value.split(",")]
+            log.warning("%s=%s is one text with its commas: %s is a list.", name, value, as_list(name, texts))
+
+
+def as_list(name: str, texts: list[str]) -> str:
+    """Return a list of texts as it is typed in a shell."""
+    return shlex.quote(f"{name}={json.dumps(texts, ensure_ascii=False)}")
 
 
 def build(schema: type[Schema], values: dict[str, Any], left_out: Callable[[str], str] | None = None) -> Schema:

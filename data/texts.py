@@ -255,7 +255,7 @@ class Source:
                     try:
                         yield from self._with_text(self._documents_of(file), file)
                     except DataError as error:
-                        self._blame_source(file)
+                        self._blame_source(file, error)
                         if self.setting == "data.val_path":
                             error.remedy = self._of_validation(error)
                         # A command writes a new file, and the old one would be refused again.
@@ -263,14 +263,17 @@ class Source:
                             error.remedy += "; then move the old file elsewhere"
                         raise
 
-    def _blame_source(self, file: str) -> None:
-        """Raise DataError if a file that cannot be read has another format than its source reads."""
+    def _blame_source(self, file: str, error: DataError) -> None:
+        """Raise DataError if a file that cannot be read has another format than its source reads.
+
+        An `error` that knows what the file is, such as a pointer of Git LFS, says more.
+        """
         name = self.found[file].name
         wanted = self.formats[file]
         asked = FORMAT_OF_SOURCE.get(self.config.source)  # as text all but Parquet can be read
         if name != wanted and (name == "parquet" or (name != "text" and asked not in (None, "text"))):
             fault = f"looks like a {FORMATS[name].noun}"
-        elif asked == "parquet" and not is_named(file, "parquet"):
+        elif asked == "parquet" and not is_named(file, "parquet") and not isinstance(error, NotText):
             fault = f"is no {FORMATS[asked].noun}"
         else:
             return

@@ -224,7 +224,10 @@ def _divisors(size: int) -> list[int]:
 
 
 def _indivisible(part: str, count: int, whole: str, size: int, fit: list[int], other: str) -> SettingsError:
-    """Return the error for a count that does not divide a size. fit: counts in its place; other: another remedy."""
+    """Return the error for a count that does not divide a size.
+
+    fit: counts in its place. other: another remedy.
+    """
     problem = f"model.{part}={count} does not divide model.{whole}={size}"
     choices = f"model.{part} from {', '.join(map(str, fit))}, or " if fit else ""
     return SettingsError(problem, f"choose {choices}{other}")

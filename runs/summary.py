@@ -159,7 +159,7 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
 
 
 def refuse_other_run(folder: Path, overrides: Sequence[str], runs: int = 1) -> None:
-    """Raise SettingsError if a job's folder holds a run of other overrides, one of several in a sweep's folder."""
+    """Raise SettingsError if a job's folder in a sweep's holds a run of other overrides."""
     record = read_job(folder)
     is_same = record and key_of(record.overrides) == key_of(overrides)
     if not is_same and has_run(folder):

@@ -381,16 +381,13 @@ def test_white_space_at_a_prompts_end_is_told_if_a_word_after_it_has_other_token
 @pytest.mark.parametrize(
     ("typed", "told"),
     {
-        "stop=[S2]": """stop=[S2] is a list, and stops at S2: '["[S2]"]' stops at [S2].\n""",
         "stop=[\\n]": "stop= has \\n as two letters: in a list '[\"\\n\"]' has a line end.\n",
-        **dict.fromkeys(("stop=\\n", 'stop=["\\n"]', 'stop=["[S2]"]', "stop=[a,b]", "stop=[]", "stop=S2"), ""),
+        **dict.fromkeys(("stop=\\n", 'stop=["\\n"]', 'stop=["[S2]"]', "stop=[a,b]", "stop=[]", "stop=[S2]"), ""),
     }.items(),
 )
 def test_a_stop_that_is_read_as_another_text_than_it_looks_is_told(typed, told, capsys):
-    tell_stop(from_arguments(SampleConfig, [typed]).stop, [typed])
+    tell_stop(from_arguments(SampleConfig, [typed]).stop)
     assert capsys.readouterr().err == told
-    for remedy, stop in re.findall(r"'(.*)' stops at (.*)\.", told):
-        assert from_arguments(SampleConfig, [f"stop={remedy}"]).stop == [stop]
 
 
 def test_names_of_an_imported_tokenizers_special_tokens_are_told_to_be_letters(capsys):

@@ -70,7 +70,10 @@ def way_back(run: Run) -> str:
 
 
 def smaller_step(run: Run) -> str:
-    """Return the remedy for a step that needs too much memory: the next smaller micro-batch, or recompute=block."""
+    """Return the remedy for a step that needs too much memory.
+
+    It is the next smaller micro-batch, or recompute=block.
+    """
     size = run.micro_batch_size
     smaller = next((divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0), None)
     if smaller:

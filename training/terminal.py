@@ -207,14 +207,17 @@ class Terminal(Logger):
             log.warning("%s: %s %s", problem, remedy, place)
 
     def late_losses(self) -> list[float]:
-        """Return the training losses to compare with the last evaluation; none under dropout, which raises them."""
+        """Return the training losses to compare with the last evaluation.
+
+        None under dropout, which raises them.
+        """
         model = self.run.config.model
         if model.dropout or model.attention_dropout:
             return []
         return [loss for at, loss in self.losses if at > LATE * self.run.progress.step]  # earlier ones lie above it
 
     def may_know_its_text(self) -> bool:
-        """Return whether the training loss is below that of the held-out text, as far as it is known."""
+        """Return whether the training loss is known to be below that of the held-out text."""
         late = self.late_losses()
         held_out = self.run.progress.metrics.get("val_loss", math.inf)
         return not late or statistics.median(late) < KNOWN * held_out

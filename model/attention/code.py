@@ -47,7 +47,10 @@ def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:
 
 
 def run_codes(arguments: Sequence[str]) -> list[str]:
-    """Run each file of code=FILE among the arguments of a command; return the others, attentions without attention=."""
+    """Run each file of code=FILE among the arguments of a command; return the others.
+
+    Of attention=NAME only the name is returned.
+    """
     for argument in arguments:
         if argument.startswith("code="):
             run_code(argument.removeprefix("code="))

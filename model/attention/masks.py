@@ -114,10 +114,10 @@ def as_bool(mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
 
 
 def check_bias(bias: Float[Tensor, "*shape"]) -> None:
-    """Raise ValueError for a bias of no floats, or in which −∞, or the smallest number of its type, hides keys.
+    """Raise ValueError for a bias of no floats, or one that hides keys.
 
-    A row of them would be 0/0, and code that counts visible keys counts by the mask. On a GPU, which would have to be
-    waited for, nothing is checked.
+    These have −∞, or the smallest number of its type. A row of them would be 0/0, and code that counts visible keys
+    counts by the mask. On a GPU, which would have to be waited for, nothing is checked.
     """
     if isinstance(bias, Tensor) and not bias.is_floating_point():
         remedy = "pass it as mask" if bias.dtype == torch.bool else "make floats of its numbers, bias.float()"
