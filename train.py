@@ -60,7 +60,8 @@ def train(config: TrainConfig, threads: int | None = None) -> float:
             finished = done >= 1 or run.is_out_of_patience
 
             # Evaluate the model and save it, or only save it. A resumed run may begin at a step that it has evaluated.
-            if not progress.is_evaluated and (finished or is_due(progress.step, config.eval_interval)):
+            due = finished or progress.is_outdated or is_due(progress.step, config.eval_interval)
+            if due and not progress.is_evaluated:
                 finished = validate(run, loggers, finished)
             elif finished or is_due(progress.step, config.checkpoint_interval):
                 run.save(finished=finished)

@@ -94,6 +94,11 @@ class Progress:
         return bool(self.metrics) and self.evaluated == self.step
 
     @property
+    def is_outdated(self) -> bool:
+        """Whether this step was evaluated before a resume, on another text or other targets than the run's now."""
+        return self.step > 0 and self.evaluated == self.step and not self.metrics
+
+    @property
     def result(self) -> float:
         """The loss that the best evaluation reported; infinite if none was finite."""
         if self.best_loss is None:

@@ -14,11 +14,11 @@ from data.config import DataConfig, TaskConfig
 from model.config import GPTConfig
 from model.loss import IGNORE_INDEX, nats_of_each
 from runs import checkpointer
-from runs.checkpoint import Progress, load_checkpoint, read_meta
+from runs.checkpoint import Progress, load_checkpoint, open_checkpoint, read_meta
 from runs.metrics import Evaluation, read_metrics
 from runs.summary import read_summary
 from train import train, train_step
-from training.config import NEVER, TrainConfig
+from training.config import NEVER, OptimizerConfig, TrainConfig
 from training.evaluation import FEWEST_TOKENS, MOST_TOKENS, evaluate, evaluation_tokens
 from training.plan import predict_memory
 from training.run import Run
@@ -174,6 +174,36 @@ def test_a_killed_run_has_the_patience_of_the_whole_one(train_config, monkeypatc
                 train(replace(config, resume=config.run_dir if seen else None))
     train(replace(config, resume=config.run_dir))
     assert seen == [*range(1, 8)], "each step is evaluated once, and step 7 is the last"
+
+
+@pytest.mark.slow
+def test_a_resumed_run_that_scores_other_targets_scores_its_step_on_them_and_tells(train_config, caplog):
+    """A worse model became the best step, and the better one was removed without a word."""
+    config = replace(train_config, sample_tokens=0, eval_tokens=64, keep_checkpoints=1)
+    train(config)
+    run_dir = Path(config.run_dir)
+    model = open_checkpoint(run_dir).model
+    with open_run(replace(config, run_dir=None)) as run:
+        tokens = torch.from_numpy(run.data.val[:].astype("int64"))
+    with torch.no_grad():
+        windows = [tokens[start : start + 17] for start in range(0, len(tokens) - 1, 16)]
+        sums = [F.cross_entropy(model(each[None, :-1])[0], each[1:], reduction="sum") for each in windows]
+    wanted = float(torch.stack(sums).sum()) / (len(tokens) - 1)
+    # The run had finished, so that nothing would have scored it, and step 20 is no multiple of 15.
+    more = replace(config, resume=config.run_dir, eval_tokens=10**9, eval_interval=15)
+    assert train(more) == pytest.approx(wanted, rel=1e-5)
+    progress = read_meta(run_dir / "checkpoints/last").progress
+    assert (progress.best_step, progress.metrics["val_tokens"]) == (20, len(tokens) - 1)
+    assert f"evaluations read {len(tokens) - 1:,} tokens, and 64 before" in caplog.text and "removed" not in caplog.text
+    # Ruined afterwards, it keeps that step, and one whose best step is another says that it goes.
+    ruined = replace(OptimizerConfig(), lr=9.0, embedding_lr=9.0)
+    further = replace(more, max_steps=30, optimizer=ruined, allow_changes=True)
+    caplog.clear()
+    assert train(further) == pytest.approx(wanted, rel=1e-5) and "do not compare" not in caplog.text
+    assert read_meta(run_dir / "checkpoints/last").progress.best_step == 20
+    train(replace(further, eval_tokens=64))
+    said = f"from step 30 on. step_20, the best so far, will be removed: copy it, or set eval_tokens={len(tokens) - 1}."
+    assert said in caplog.text
 
 
 def dying_after(last: int):

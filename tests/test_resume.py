@@ -368,7 +368,7 @@ def test_a_run_of_a_small_vocabulary_goes_on_with_a_text_that_has_more_tokens(tr
         train(again)
     assert f"embedding {ids * 32:,}" in plan_run(train_module.train_step, replace(again, allow_changes=True))
     train(replace(again, allow_changes=True))
-    after = open_checkpoint(config.run_dir)
+    after = open_checkpoint(f"{config.run_dir}/checkpoints/last")
     assert after.meta.progress.step == 2 and after.tokenizer._mergeable_ranks == before.tokenizer._mergeable_ranks
 
 

@@ -76,7 +76,7 @@ from training.device import (
     memory_of,
 )
 from training.distributed import Ranks, parallelize, uncompile, with_recompute
-from training.evaluation import first_sequences
+from training.evaluation import evaluation_tokens, first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, initial_seed, process_kept, seed_generators
 from training.optimizer import load_optimizer_state, optimizer_state
@@ -416,13 +416,31 @@ def restore(run: Run, saved: Saved) -> None:
     run.max_steps = steps_to_take(run.config, run.model, run.progress.ahead)
     if isinstance(run.data, TokenDataset):
         run.data = replace(run.data, ahead=run.progress.ahead)
-    if meta.data != run.data.fingerprint:
+    is_other_text = meta.data != run.data.fingerprint
+    if is_other_text:
         run.progress.learned = meta.texts
-        # Figures of another text do not compare, and a finished run has none of this one.
+    if is_other_text or scores_others(run, meta):
+        # Figures of other targets do not compare, and a finished run has none of these.
         run.progress.metrics = {}
         run.progress.best_loss = None
         run.progress.without_gain = 0
     run.skipped = torch.tensor([run.progress.skipped, run.progress.skipped_in_a_row], device=run.device)
+
+
+def scores_others(run: Run, meta: Meta) -> bool:
+    """Return whether a resumed run's evaluations score another number of targets than before; tell if so."""
+    names = ("eval_tokens", "eval_interval", "batch_size")
+    saved = replace(run.config, **{name: meta.config.get(name, getattr(run.config, name)) for name in names})
+    before, now = (run.data.validation_tokens(evaluation_tokens(config)) for config in (saved, run.config))
+    progress = meta.progress
+    if before == now or progress.best_loss is None:
+        return False
+    fact = f"evaluations read {now:,} tokens, and {before:,} before: their losses do not compare"
+    lost = ""
+    if progress.best_step < progress.step:
+        lost = f" step_{progress.best_step}, the best so far, will be removed: copy it, or set eval_tokens={before}."
+    log.warning("%s. The best step is chosen anew, from step %d on.%s", fact, progress.step, lost)
+    return True
 
 
 def tell_first_values(saved: Saved) -> None:
