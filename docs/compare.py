@@ -144,17 +144,20 @@ class Comparison:
 
         # Sort the jobs by size, variant and length, then by rate and seed. All seeds count, those of failed jobs too.
         runs: Any = defaultdict(lambda: defaultdict(dict))
+        lengths: dict[tuple[str, str], set[str]] = defaultdict(set)
         self.seeds: dict[str, set[str]] = defaultdict(set)
+        self.picks: dict[tuple[str, str], Picks] = defaultdict(dict)
         for name, job in zip(names, jobs, strict=True):
             size, length, rate, seed = (job.settings.get(each, "") for each in (SIZE, "max_steps", RATE, "seed"))
+            lengths[size, name].add(length)
             if length == steps:
                 self.seeds[size].add(seed)
+                self.picks[size, name] = {}  # until a job has finished
             if job.status == "failed" or (job.status == "finished" and job.summary.val_bpb):
                 runs[size, name, length][rate][seed] = job
 
         # Pick each seed's result at the best rate, for the baseline at every length.
         self.sizes = sorted({size for size, *_ in runs}, key=number_of)
-        self.picks: dict[tuple[str, str], Picks] = defaultdict(dict)
         self.lengths: dict[str, list[Picks]] = defaultdict(list)
         for (size, name, length), by_rate in runs.items():
             picks = chosen(by_rate)
@@ -173,6 +176,11 @@ class Comparison:
         self.measured = read_measured(folder / "measured.csv")
         counts = sorted({len(seeds) for seeds in self.seeds.values()})
         self.notes = [f"Seeds of a variant: {', '.join(map(str, counts))}."]
+        for (size, name), other in lengths.items():
+            if steps not in other:
+                trained = " and ".join(each or "null" for each in sorted(other, key=number_of))
+                problem = f"trained with max_steps={trained} alone, and the baseline with {steps or 'null'}"
+                self.notes.append(f"Left out: {name}{at(size)}, {problem}.")
         self.laws = {size: self.law(size) for size in self.sizes}
 
     def law(self, size: str) -> Law | None:

@@ -321,6 +321,23 @@ def test_equal_cost_moves_the_baseline_along_its_law():
     )
 
 
+def test_a_variant_that_is_of_another_length_or_unfinished_is_named(tmp_path):
+    """Runs that were trained longer one by one, resume=FOLDER/2 max_steps=20, took their row away without a word."""
+    lengths = {"sdpa": 10, "average": 20, "linear": 10, "mla": 10}
+    bits = {"sdpa": (5.0, 5.25), "average": (4.0, 4.5), "linear": (5.5, 5.25), "mla": (4.0, 4.0)}
+    for number, (name, seed) in enumerate((name, seed) for name in lengths for seed in (0, 1)):
+        settings = (f"attention={name}", f"seed={seed}", f"max_steps={lengths[name]}")
+        status = "stopped" if name == "mla" else "finished"
+        tokens = 256 * lengths[name]
+        put_job(tmp_path, number, *settings, status=status, val_bpb=bits[name][seed], tokens=tokens, flops=1e9)
+    text, rows = compare(tmp_path), table(tmp_path)
+    assert "Left out: average, trained with max_steps=20 alone, and the baseline with 10." in text
+    assert "Failed or not finished: mla; 0 of 2 seeds have a pair of finished runs." in text
+    assert {variant for variant, _ in rows} == {"sdpa", "linear"}
+    # By hand: the differences are 0.5 and 0, so their mean is 0.25 and its error 0.25.
+    assert at(rows["linear", ""], "tokens") == (0.25, 0.25)
+
+
 @pytest.mark.slow
 def test_a_variant_of_other_tokens_or_another_text_is_left_out(tmp_path):
     for name, figures in (("tokens", {"tokens": 5.0}), ("scored", {"val_tokens": 5.0, "val_loss": 1.0})):
