@@ -181,6 +181,8 @@ class Comparison:
                 trained = " and ".join(each or "null" for each in sorted(other, key=number_of))
                 problem = f"trained with max_steps={trained} alone, and the baseline with {steps or 'null'}"
                 self.notes.append(f"Left out: {name}{at(size)}, {problem}.")
+        if len({tokenizer(job) for job in jobs}) > 1:
+            self.notes.append("The tokenizers differ: runs of equal tokens have learned unequal amounts of text.")
         self.laws = {size: self.law(size) for size in self.sizes}
 
     def law(self, size: str) -> Law | None:
@@ -302,6 +304,12 @@ class Comparison:
 
 def at(size: str) -> str:
     return f" at {SIZE}={size}" if size else ""
+
+
+def tokenizer(job: Job) -> tuple[str, str]:
+    """Return the tokenizer of a job and, if it is trained, the number of its ids, as far as the table has them."""
+    name = job.settings.get("tokenizer.name") or job.settings.get("tokenizer") or "bpe"
+    return name, job.settings.get("tokenizer.vocab_size", "") if name == "bpe" else ""
 
 
 def variants(jobs: list[Job]) -> list[str]:

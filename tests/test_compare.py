@@ -338,6 +338,21 @@ def test_a_variant_that_is_of_another_length_or_unfinished_is_named(tmp_path):
     assert at(rows["linear", ""], "tokens") == (0.25, 0.25)
 
 
+@pytest.mark.parametrize(
+    "first, other, differ",
+    [
+        ("tokenizer=byte", "tokenizer=bpe", True),
+        ("tokenizer=bpe tokenizer.vocab_size=512", "tokenizer=bpe tokenizer.vocab_size=1024", True),
+        ("tokenizer.name=byte", "tokenizer=byte tokenizer.vocab_size=512", False),
+        ("init_from=null", "init_from=other", False),
+    ],
+)
+def test_equal_tokens_of_several_tokenizers_are_told_to_be_no_equal_text(tmp_path, first, other, differ):
+    for number, settings in enumerate((first, other) * 2):
+        put_job(tmp_path, number, *settings.split(), f"seed={number // 2}", val_bpb=5.0 + number)
+    assert ("runs of equal tokens have learned unequal amounts of text." in compare(tmp_path)) == differ
+
+
 @pytest.mark.slow
 def test_a_variant_of_other_tokens_or_another_text_is_left_out(tmp_path):
     for name, figures in (("tokens", {"tokens": 5.0}), ("scored", {"val_tokens": 5.0, "val_loss": 1.0})):
