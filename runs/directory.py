@@ -75,6 +75,11 @@ def settings_of_result(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if not f"{name}.".startswith(others)}
 
 
+def in_order(name: str, value: Any) -> Any:
+    """Return the value of a setting; the parts of freeze, which stay as they are in any order, sorted."""
+    return sorted({*map(str, value)}) if name == "freeze" and isinstance(value, list) else value
+
+
 def plain_file(file: Path) -> Path:
     """Return a file to write; SettingsError if it is a link, a FIFO or a folder."""
     if file.is_symlink() or (file.exists() and not file.is_file()):

@@ -28,7 +28,7 @@ from runs.checkpoint import (
     step_in_name,
     verify_checkpoint,
 )
-from runs.directory import LOGS, OF_THIS_INVOCATION, TABLE, open_log, plain_file
+from runs.directory import LOGS, OF_THIS_INVOCATION, TABLE, in_order, open_log, plain_file
 from runs.metrics import read_row
 from runs.origin import PROJECT_HASH
 from runs.summary import read_summary
@@ -337,7 +337,8 @@ def changed_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, 
     # Unless it is given, the tokenizer sets the vocabulary, and is compared itself.
     if now.get("model.vocab_size") is None:
         before.pop("model.vocab_size", None)
-    return {name: (before[name], now[name]) for name in sorted(before) if name in now and now[name] != before[name]}
+    both = {name: (before[name], now[name]) for name in sorted(before) if name in now}
+    return {name: (old, new) for name, (old, new) in both.items() if in_order(name, old) != in_order(name, new)}
 
 
 def is_free(name: str) -> bool:

@@ -35,7 +35,7 @@ from common.files import os_errors_named, user_path
 from common.machine import processors
 from common.settings import TEXT_KINDS, setting_hints
 from common.text import QUOTED, flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
-from runs.directory import lock_run, settings_of_result, trained_settings, written_settings
+from runs.directory import in_order, lock_run, settings_of_result, trained_settings, written_settings
 from runs.origin import PROJECT_HASH
 from runs.summary import JOB, fail_job, has_run, key_of, read_job, read_summary, refuse_other_run
 from sweeps.compositions import Compositions, writable
@@ -519,7 +519,8 @@ def as_variants(
 
 def result_key(config: TrainConfig) -> str:
     """Return a key that is equal for runs with the same settings and seed."""
-    return json.dumps(settings_of_result(flat(asdict(config))), sort_keys=True)
+    settings = settings_of_result(flat(asdict(config)))
+    return json.dumps({name: in_order(name, value) for name, value in settings.items()}, sort_keys=True)
 
 
 def computed_in_job(override: str) -> str:

@@ -41,7 +41,9 @@ from model.rope import Rope
 from model.size import count_parameters
 from runs.checkpoint import Meta, Progress, load_checkpoint, open_checkpoint, read_meta, save_checkpoint
 from runs.directory import written_settings
+from runs.resume import check_settings
 from runs.summary import read_summary
+from sweeps.grid import result_key
 from sweeps.leaderboard import markdown, read_jobs
 from train import train, train_step
 from training.config import OptimizerConfig, TrainConfig
@@ -509,6 +511,19 @@ def test_a_frozen_run_resumes_to_its_bits_and_with_other_parts_only_if_that_is_a
         train(replace(stopped_run, freeze=None))
     train(stopped_run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_frozen_parts_are_the_same_in_any_order():
+    """A sweep trained both orders, and a run that was resumed with the other one "would not be the same"."""
+    one, other, fewer = (
+        TrainConfig(freeze=parts)
+        for parts in (["blocks.0", "token_embedding"], ["token_embedding", "blocks.0", "blocks.0"], ["blocks.0"])
+    )
+    assert result_key(one) == result_key(other) != result_key(fewer)
+    saved, defaults = Meta(asdict(one)), asdict(TrainConfig())
+    check_settings(asdict(other), saved, defaults)
+    with pytest.raises(SettingsError, match=r"freeze=\[blocks.0\] \(was \[blocks.0,token_embedding\]\)"):
+        check_settings(asdict(fewer), saved, defaults)
 
 
 @pytest.mark.parametrize(
