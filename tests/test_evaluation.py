@@ -133,7 +133,7 @@ def test_a_run_ends_after_as_many_evaluations_without_a_better_loss_as_patience(
     train(replace(config, resume=config.run_dir))
     assert seen == [*range(1, end + 1)]
     if end < 12:
-        assert f"to train on, raise patience={patience}" in caplog.text
+        assert f"by patience={patience}: to train on, raise patience, or set patience=null." in caplog.text
         train(replace(config, resume=config.run_dir, patience=None))
         assert seen == [*range(1, 13)] and read_meta(run_dir / "checkpoints/best").progress.best_step == 12
 

@@ -68,7 +68,7 @@ def test_a_run_holds_nothing_that_its_class_does_not_declare(train_config, monke
     after_step = Run.after_step
     monkeypatch.setattr(Run, "after_step", lambda run: held.update(vars(run)) or after_step(run))
     train(replace(train_config, max_steps=2))
-    assert held - {field.name for field in fields(Run)} == {"checkpointer"}  # a cached_property
+    assert held - {field.name for field in fields(Run)} == {"checkpointer", "text_hash"}  # cached properties
 
 
 def test_a_run_learns_and_leaves_all_that_is_needed_to_sample(train_config):
