@@ -109,7 +109,8 @@ NAMES = {
     "model.n_embd: the width itself, such as 64 for each layer": "aspect_ratio",
     "model.n_head": "n_head n_heads num_heads num_attention_heads heads num_head nhead attention_heads",
     "model.n_kv_head": (
-        "n_kv_head n_kv_heads num_key_value_heads num_kv_heads kv_heads attn_kv_heads n_query_groups num_query_groups"
+        "n_kv_head n_kv_heads num_key_value_heads num_kv_heads kv_heads attn_kv_heads n_query_groups num_query_groups "
+        "multi_query_group_num gqa_groups n_kv_groups num_kv_groups kv_groups"
     ),
     "model.n_kv_head: 1 is multi-query attention, another divisor of model.n_head grouped-query": (
         "attn_one_kv_head multi_query multi_query_attention group_query_attention grouped_query_attention one_kv_head"
