@@ -140,7 +140,22 @@ def csv_header(lines: TextIO, source: str) -> tuple[str, list[str]]:
         fault = f"line 1 is not CSV ({first_line(error)})"
         raise DataError(fault, "begin it with the columns' names", value=source) from error
     delimiter = max(rows, key=lambda each: len(rows[each]))  # the first of them, if there is one column
+    if sum(len(names) > 1 for names in rows.values()) > 1:  # a name has a sign that divides others: the rows tell
+        fitting = [each for each in rows if len(rows[each]) > 1 and are_even(lines, each)]
+        if fitting and delimiter not in fitting:
+            delimiter = fitting[0]
     return delimiter, [name.strip() for name in rows[delimiter]]
+
+
+def are_even(lines: TextIO, delimiter: str) -> bool:
+    """Return whether the first rows of a table have as many values as its first line; `lines` stay where they are."""
+    place = lines.tell()
+    try:
+        return len({len(row) for row in first_rows(lines, delimiter)}) == 1
+    except csv.Error:  # as for a value that is too long
+        return False
+    finally:
+        lines.seek(place)
 
 
 def first_rows(lines: TextIO, delimiter: str) -> list[list[str]]:

@@ -34,6 +34,20 @@ def read(path: Path | str, **settings) -> tuple[list[str], Source]:
     return ["".join(document) for document in source.documents()], source
 
 
+@pytest.mark.parametrize(
+    ("delimiter", "name"), [(";", "a, b, and c"), (",", "a; b; c; d"), ("\t", "a, b; c|d|e|f"), ("|", "a, b")]
+)
+def test_a_name_of_a_column_may_have_signs_that_divide_the_columns_of_other_tables(tmp_path, delimiter, name):
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
+        file.write(delimiter.join(["id", "text", name]) + "\n")
+        csv.writer(file, delimiter=delimiter).writerows([n, story, "x"] for n, story in enumerate(STORIES))
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        rows = [*csv.DictReader(file, delimiter=delimiter)]
+    documents, source = read(tmp_path / "a.csv")
+    assert documents == [row["text"] for row in rows] == STORIES
+    assert source.found[str(tmp_path / "a.csv")].fields == tuple(rows[0])
+
+
 def write_lines(file: Path, stories: list[str] = STORIES, field: str = "text") -> Path:
     file.write_text("".join(json.dumps({"id": n, field: story}) + "\n" for n, story in enumerate(stories)))
     return file
