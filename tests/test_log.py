@@ -445,6 +445,20 @@ def test_a_run_that_was_evaluated_before_it_was_resumed_has_no_only_evaluation(t
             assert ("the only evaluation" in caplog.text) == told
 
 
+@pytest.mark.parametrize("name", ["warmup_stable_decay", "cosine", "constant"])
+def test_a_run_that_max_minutes_ends_within_its_warm_up_is_told(train_config, caplog, name):
+    said = "max_minutes=1 was over after 3 of the 5 steps of warm-up: lower schedule.warmup_steps, or resume="
+    schedule = ScheduleConfig(name=name, warmup_steps=5)
+    with open_run(replace(train_config, sample_tokens=0, max_steps=None, max_minutes=1, schedule=schedule)) as run:
+        terminal = Terminal(run)
+        for step in (3, 6):
+            run.progress.step = step
+            set_learning_rate(run.optimizers, 3 / 6 if step == 3 else 0.0)
+            terminal.tell_if_cut()
+            assert (said in caplog.text) == (step == 3) and "long step" not in caplog.text
+            caplog.clear()
+
+
 @pytest.mark.parametrize(
     ("validation", "training", "steps", "is_told"),
     [(0.21, 0.5, 300, True), (0.4, 0.5, 300, False), (0.21, 0.5, 40, False), (0.5, 0.4, 300, False)],

@@ -365,6 +365,14 @@ SCHEDULES = {
 }
 
 
+def warmup_steps(schedule: ScheduleConfig, steps: int | None) -> int:
+    """Return the steps of the warm-up in a run of `steps` steps, or of None if only the time ends it."""
+    if schedule.warmup_steps is not None:
+        return schedule.warmup_steps
+    most, _ = SCHEDULES[schedule.name]
+    return min(most, math.ceil((steps or 1000) / 10))
+
+
 def schedule_factor(
     schedule: ScheduleConfig,
     step: int,
@@ -377,10 +385,7 @@ def schedule_factor(
     steps: all steps of the run, or None if only the time ends it.
     """
     # Warm up.
-    most, decay = SCHEDULES[schedule.name]
-    warmup = schedule.warmup_steps
-    if warmup is None:
-        warmup = min(most, math.ceil((steps or 1000) / 10))
+    warmup = warmup_steps(schedule, steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
 
@@ -388,6 +393,7 @@ def schedule_factor(
     # time of the steps so far.
     warmed_up = warmup * done / max(1, step)
     whole = 1 - warmed_up
+    _, decay = SCHEDULES[schedule.name]
     factor = decay(1 - done, whole, schedule.decay_fraction) if whole > 0 else 1.0
     return schedule.final_factor + (1 - schedule.final_factor) * factor
 

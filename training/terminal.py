@@ -22,6 +22,7 @@ from training.config import TrainConfig
 from training.device import peak_flops, peak_memory
 from training.evaluation import evaluation_tokens
 from training.logger import Logger
+from training.optimizer import warmup_steps
 from training.run import Run
 
 with warnings.catch_warnings(action="ignore"):  # in a notebook it asks for ipywidgets, which our bar does not use
@@ -182,6 +183,13 @@ class Terminal(Logger):
         step = self.run.progress.step
         is_whole = self.run.max_steps is not None and step >= self.run.max_steps
         if config.max_minutes is None or is_whole or step == self.begun or self.run.is_out_of_patience:
+            return
+        warmup = warmup_steps(config.schedule, self.run.max_steps)
+        if step <= warmup:
+            cause = (
+                f"max_minutes={config.max_minutes:g} was over after {step} of the {plural(warmup, 'step')} of warm-up"
+            )
+            log.warning("%s: lower schedule.warmup_steps, or resume= with a larger max_minutes", cause)
             return
         if config.schedule.name == "constant":
             return
