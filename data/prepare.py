@@ -266,7 +266,8 @@ def make_folder(
             raise DataError(f"data={config.source} has no text ({source.describe()})", "add text")
         if not all(sizes.values()):
             problem = f"data={config.source} has too little text to hold some out ({source.describe()})"
-            raise DataError(problem, f"add text, or raise data.val_fraction={config.validation_fraction:g}")
+            held = f"raise data.val_fraction={config.validation_fraction:g}, or give data.val_path"
+            raise DataError(problem, f"add text, {held}")
         text = (
             source.describe()
             + split.unheld_text(has_own=bool(validation))

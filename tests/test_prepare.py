@@ -515,7 +515,11 @@ def test_two_runs_that_start_at_once_prepare_once_also_when_the_first_is_killed(
     [
         ("binary.bin", b"\0\1", "binary.bin is not text"),
         ("empty.txt", b"", r"^data=text has no text \(.*\): add text\.$"),
-        ("short.txt", b"a", r"too little text to hold some out.*: add text, or raise data\.val_fraction=0\.1"),
+        (
+            "short.txt",
+            b"a",
+            r"too little text to hold some out.*: add text, raise data\.val_fraction=0\.1, or give data\.val_path",
+        ),
         ("a.jsonl", b'{"text": "fine"}\n' * 3000 + b"broken\n", "line 3001 is not JSON"),
         ("full.txt", b"text " * 100, r"data\.cache_dir=.* cannot be used \(No space left on device\)"),
     ],
