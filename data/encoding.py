@@ -26,7 +26,7 @@ Open = Callable[[], BinaryIO]
 
 PARTS = "letters in parts (NFD), e and a mark for é"
 """Letters as few texts have them, to which a tokenizer gives other tokens."""
-UNSEEN = "soft hyphens, zero-width spaces or no-break spaces, which look like nothing or a blank"
+UNSEEN = "soft hyphens, zero-width spaces, direction marks or no-break spaces, which look like nothing or a blank"
 """Signs of pages of the web, of which a reader sees nothing."""
 
 SAVE = "save it as plain text in UTF-8 with the program that made it"
@@ -330,19 +330,20 @@ def piped(file: str, command: str) -> str:
     return f"{unpack} {shlex.quote(file)} | {command}" if unpack else f"{command} < {shlex.quote(file)}"
 
 
-def read_as(text: str) -> str:
-    """Return iconv's name of the encoding as which UTF-8 was read (é is Ã©); "" if none was.
+def read_as(text: str) -> list[str]:
+    """Return iconv's names of the encodings as which UTF-8 may have been read (é is Ã©); none if it was not.
 
-    It is one in which all letters of the text are bytes, and these are UTF-8 of some letters.
+    They are those in which all letters of the text are bytes, and these are UTF-8 of some letters.
     """
+    fitting: list[str] = []
     if text.isascii():
-        return ""
+        return fitting
     for codec, name in (("latin-1", "ISO-8859-1"), ("cp1252", "CP1252")):
         with suppress(UnicodeError):
             meant = text.encode(codec).decode()
             if len(re.findall(r"[^\x00-\x7f]", meant)) >= FEWEST_TWICE:
-                return name
-    return ""
+                fitting.append(name)
+    return fitting
 
 
 def has_letters_in_parts(text: str) -> bool:
@@ -351,15 +352,22 @@ def has_letters_in_parts(text: str) -> bool:
 
 
 def has_unseen_signs(text: str) -> bool:
-    """Return whether a text has signs that look like nothing or a blank, as pages of the web do.
+    """Return whether a text has signs that look like nothing or a blank, as pages of the web and chats do.
 
-    Zero-width spaces divide the words of Thai and its neighbours, and a few no-break spaces are typography.
+    Zero-width spaces divide the words of Thai and its neighbours, direction marks belong to Hebrew and Arabic, and a
+    few no-break spaces are typography, but not the narrow one of 6:05 PM.
     """
     if "\xad" in text or "\u2060" in text:
         return True
     if "\u200b" in text and not re.search("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]", text):
         return True
-    return "\xa0" in text and 10 * len(re.findall(r"\w\xa0\w", text)) > text.count(" ")
+    if ("\u200e" in text or "\u200f" in text) and not re.search("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefe]", text):
+        return True
+    if "\u202f" in text and re.search("[0-9]\u202f[AaPp]\\.?[Mm]", text):
+        return True
+    if "\xa0" not in text and "\u202f" not in text:
+        return False
+    return 10 * len(re.findall("\\w[\xa0\u202f]\\w", text)) > text.count(" ")
 
 
 def decode_text(name: str, content: bytes) -> tuple[str, Damage | None]:

@@ -186,6 +186,8 @@ class Source:
         """The files that it left out."""
         self.notes: dict[str, tuple[int, list[str]]] = {}
         """Facts about it that its reader should know, {fact: (count, first places)}."""
+        self.encodings: dict[str, list[str]] = {}
+        """The encodings as which UTF-8 was read that fit all texts of a fact, {fact: iconv's names}."""
 
     @cached_property
     def found(self) -> dict[str, Format]:
@@ -483,12 +485,26 @@ class Source:
 
         iconv: the command that converts it, "" for none.
         """
-        encoding = read_as(text)
-        if encoding:
+        fitting = read_as(text)
+        if not fitting:
+            return False
+
+        def fact_of(encoding: str) -> str:
             fact = f"{noun} in UTF-8 that was read as {encoding}, such as Ã© for é, which the model learns"
-            fact += f" (to convert: {iconv} -f UTF-8 -t {encoding})" * bool(iconv)
-            self._note(fact, 1, where)
-        return bool(encoding)
+            return fact + f" (to convert: {iconv} -f UTF-8 -t {encoding})" * bool(iconv)
+
+        # Most texts fit several encodings. One that fits all of them converts the whole file.
+        fact = fact_of(fitting[0])
+        for told, others in [*self.encodings.items()]:
+            common = [encoding for encoding in others if encoding in fitting]
+            if common and told == fact_of(others[0]):
+                fact, fitting = fact_of(common[0]), common
+                del self.encodings[told]
+                self.notes[fact] = self.notes.pop(told)
+                break
+        self.encodings[fact] = fitting
+        self._note(fact, 1, where)
+        return True
 
     def _divided(self, blocks: Iterable[str]) -> Iterator[Iterable[str]]:
         """Yield the documents between the separators of a text, and count the separators."""

@@ -444,7 +444,7 @@ def test_prompts_with_letters_in_parts_are_counted_and_kept(write, capsys):
 
 def test_prompts_with_signs_that_nobody_sees_are_counted_and_kept(write, capsys):
     (result, _) = write("she has\u00a0a\u00a0ball\nshe has a ball\n")
-    assert "1 prompt with soft hyphens, zero-width spaces or no-break spaces, which look " in capsys.readouterr().err
+    assert "1 prompt with soft hyphens, zero-width spaces, direction marks or no-break " in capsys.readouterr().err
     assert result["prompt"] == "she has\u00a0a\u00a0ball"
 
 

@@ -979,17 +979,22 @@ def test_marks_that_no_whole_letter_has_are_not_told(tmp_path):
     assert read(source) == [" ".join(WHOLE)] and not source.note_lines()
 
 
+UNSEEN_SIGNS = "soft hyphens, zero-width spaces, direction marks or no-break spaces"
 UNSEEN = [
     "re\u00adser\u00adva\u00adtion is ours",
     "a \u200bweb \u200bpage",
     "a\u2060b c",
     "has\u00a0a\u00a0ball and",
     "a\u00a0b",
+    "6:05\u202fPM - she came and saw it, as he had said at eleven, and went",
+    "\u200eimage omitted",
 ]
 SEEN = [
     "reservation is ours",
     "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35\u200b\u0e04\u0e23\u0e31\u0e1a",  # two words of Thai
     "Quoi\u00a0? 10\u00a0000 pas, dit-il, et puis il s'en va chez lui sans se hâter, le soir venu.",
+    "Quoi\u202f? 10\u202f000 pas, dit-il, et puis il s'en va chez lui sans se hâter, le soir venu.",
+    "\u05e9\u05dc\u05d5\u05dd\u200e (a)",  # Hebrew
     "\U0001f469\u200d\U0001f680 and می\u200cخواهم",  # joined and divided letters
 ]
 
@@ -999,15 +1004,16 @@ def test_signs_that_nobody_sees_are_told_and_the_commands_of_the_page_remove_the
     for text in UNSEEN:
         (tmp_path / "web.txt").write_text(text, encoding="utf-8")
         (tmp_path / "web.jsonl").write_text(json.dumps({"text": text}))
-        for name, command in {"web.txt": "sed 's/\\xC2\\xAD", "web.jsonl": "jq -c '.text |= (gsub(\"["}.items():
+        for name, command in {"web.txt": "sed -E 's/\\xC2\\xAD", "web.jsonl": "jq -c '.text |= (gsub(\"["}.items():
             source = of_path(tmp_path / name, "files")
             assert read(source) == [text]
             (note,) = source.note_lines()
-            assert "with soft hyphens, zero-width spaces or no-break spaces, which look like nothing or a blank" in note
+            assert f"with {UNSEEN_SIGNS}, which look like nothing or a blank" in note
             made = f"seen{Path(name).suffix}"
             subprocess.run(["bash", "-c", command_of_the_page(command, f"> {made}")], check=True, cwd=tmp_path)
             source = of_path(tmp_path / made, "files")
-            plain = "".join({"\u00a0": " "}.get(sign, sign) for sign in text if sign not in "\u00ad\u200b\u2060")
+            blanks = {"\u00a0": " ", "\u202f": " "}
+            plain = "".join(blanks.get(sign, sign) for sign in text if sign not in "\u00ad\u200b\u200e\u2060")
             assert [each.strip() for each in read(source)] == [plain] and not source.note_lines()
     for text in SEEN:
         (tmp_path / "a.txt").write_text(text, encoding="utf-8")
@@ -1300,6 +1306,25 @@ def test_utf8_that_was_read_in_another_encoding_is_told_with_the_command_that_me
         mended = tmp_path / f"mended.{'jsonl' if ending == 'json' else ending}"
         mended.write_bytes(made)
         assert "".join(read(Source(DataConfig(path=str(mended))))).startswith(text)
+
+
+def test_a_table_is_told_as_of_one_encoding_that_converts_all_of_it(tmp_path):
+    """Most words fit several encodings: those of Ü are CP1252's alone."""
+    texts = ["schön, öde, böse, Möwe", "Über Äcker, Öfen, Übel", "fröhlich, nötig, größer"]
+    file = tmp_path / "twice.csv"
+    file.write_text("text\n" + "".join(f'"{text.encode().decode("cp1252")}"\n' for text in texts), "utf-8")
+    source = Source(DataConfig(path=str(file)))
+    read(source)
+    (note,) = source.note_lines()
+    assert "read as CP1252" in note and "iconv -f UTF-8 -t CP1252): 3, first" in note
+    # Others may lie in another file.
+    (tmp_path / "other.csv").write_text(f"text\n{'日本語のテキスト'.encode().decode('latin-1')}\n", "utf-8")
+    source = Source(DataConfig(path=str(tmp_path)))
+    read(source)
+    assert sorted(re.search("read as (\\S+),", note)[1] for note in source.note_lines() if "read as" in note) == [
+        "CP1252",
+        "ISO-8859-1",
+    ]
 
 
 @pytest.mark.parametrize(
