@@ -148,7 +148,10 @@ def csv_header(lines: TextIO, source: str) -> tuple[str, list[str]]:
 
 
 def are_even(lines: TextIO, delimiter: str) -> bool:
-    """Return whether the first rows of a table have as many values as its first line; `lines` stay where they are."""
+    """Return whether the first rows of a table have as many values as its first line.
+
+    `lines` stay where they are.
+    """
     place = lines.tell()
     try:
         return len({len(row) for row in first_rows(lines, delimiter)}) == 1

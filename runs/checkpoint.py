@@ -95,7 +95,7 @@ class Progress:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether this step was evaluated before a resume, on another text or other targets than the run's now."""
+        """Whether this step was evaluated on another text, or other targets, before a resume."""
         return self.step > 0 and self.evaluated == self.step and not self.metrics
 
     @property

@@ -76,7 +76,7 @@ def settings_of_result(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_order(name: str, value: Any) -> Any:
-    """Return the value of a setting; the parts of freeze, which stay as they are in any order, sorted."""
+    """Return the value of a setting, of freeze sorted: in any order its parts stay as they are."""
     return sorted({*map(str, value)}) if name == "freeze" and isinstance(value, list) else value
 
 

@@ -72,7 +72,7 @@ TEXTS += ["x\\\n", "${x}", "\\${x}", "${", "$5", "日本 😀", "", "  two", "tr
 def composed(*typed: str) -> TrainConfig:
     """The settings of `python train.py`; in a sweep those checked before Hydra makes its jobs."""
     arguments = [argument for argument in typed if argument not in SWEEP]
-    check_typed(parse_overrides(arguments), is_sweep := len(arguments) < len(typed))
+    check_typed(parse_overrides(arguments, NAMES_OF["train.py"]), is_sweep := len(arguments) < len(typed))
     inherited, values = inherited_settings(parse_overrides(arguments))
     register(inherited)
     try:

@@ -366,7 +366,10 @@ SCHEDULES = {
 
 
 def warmup_steps(schedule: ScheduleConfig, steps: int | None) -> int:
-    """Return the steps of the warm-up in a run of `steps` steps, or of None if only the time ends it."""
+    """Return the steps of the warm-up in a run of `steps` steps.
+
+    None: only the time ends it.
+    """
     if schedule.warmup_steps is not None:
         return schedule.warmup_steps
     most, _ = SCHEDULES[schedule.name]

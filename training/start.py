@@ -428,7 +428,7 @@ def restore(run: Run, saved: Saved) -> None:
 
 
 def scores_others(run: Run, meta: Meta) -> bool:
-    """Return whether a resumed run's evaluations score another number of targets than before; tell if so."""
+    """Return whether a resumed run's evaluations score more or fewer targets; tell if so."""
     names = ("eval_tokens", "eval_interval", "batch_size")
     saved = replace(run.config, **{name: meta.config.get(name, getattr(run.config, name)) for name in names})
     before, now = (run.data.validation_tokens(evaluation_tokens(config)) for config in (saved, run.config))
