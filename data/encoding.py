@@ -333,7 +333,7 @@ def piped(file: str, command: str) -> str:
 def read_as(text: str) -> list[str]:
     """Return iconv's names of the encodings as which UTF-8 may have been read.
 
-    None if it was not, by é as Ã©. They are those in which all letters of the text are bytes, and these are UTF-8 of some letters.
+    So é became Ã©. They are those in which all letters of the text are bytes, and these are UTF-8 of some letters.
     """
     fitting: list[str] = []
     if text.isascii():
@@ -354,8 +354,8 @@ def has_letters_in_parts(text: str) -> bool:
 def has_unseen_signs(text: str) -> bool:
     """Return whether a text has signs that look like nothing or a blank.
 
-    Pages of the web and chats have them. Zero-width spaces divide the words of Thai and its neighbours, direction marks belong to Hebrew and Arabic, and a
-    few no-break spaces are typography, but not the narrow one of 6:05 PM.
+    Pages of the web and chats have them. Zero-width spaces divide the words of Thai and its neighbours, direction marks
+    belong to Hebrew and Arabic, and a few no-break spaces are typography, but not the narrow one of 6:05 PM.
     """
     if "\xad" in text or "\u2060" in text:
         return True
