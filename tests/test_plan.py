@@ -226,7 +226,7 @@ def test_dry_run_trains_nothing_and_reports_what_the_run_then_takes(train_config
         assert "5.2 s for 7 steps" in plan_run(train_step, replace(config, max_steps=7, **other))
     monkeypatch.setattr(plan, "memory_of", lambda device: (1000, 10**9))
     report = plan_run(train_step, config)
-    assert report.endswith("too much for the 1 kB free on cpu: lower micro_batch_size=8 or the model")
+    assert report.endswith("too much for the 1 kB free on cpu: lower micro_batch_size=2 or the model")
 
 
 @pytest.mark.slow
