@@ -184,7 +184,7 @@ def unlike(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
         if (name in OF_A_RUN or not is_free(name))
         and name != "model.vocab_size"  # which a new run has from its text
         and name in wanted
-        and found[name] != wanted[name]
+        and in_order(name, found[name]) != in_order(name, wanted[name])
     ]
 
 

@@ -1085,7 +1085,8 @@ def test_auto_tells_what_the_run_that_it_finds_has_unlike_the_command(caplog):
 def test_auto_takes_the_newest_run_that_has_what_the_command_asks_for(tmp_path, monkeypatch):
     """Of scripts that were killed and start again in another order each finds its own run."""
     monkeypatch.chdir(tmp_path)
-    runs = {"plain": {}, "linear": {"model.attention": "linear"}, "long": {"max_steps": "900"}, "newest": {"seed": "7"}}
+    runs = {"plain": {}, "frozen": {"freeze": "[lm_head,blocks.0]"}, "linear": {"model.attention": "linear"}}
+    runs |= {"long": {"max_steps": "900"}, "newest": {"seed": "7"}}
     metas = {}
     for age, (name, typed) in enumerate(reversed(runs.items())):
         folder = tmp_path / "outputs" / name / "checkpoints"
@@ -1105,6 +1106,7 @@ def test_auto_takes_the_newest_run_that_has_what_the_command_asks_for(tmp_path, 
     assert found(seed="1") == "long"  # a typed default does
     assert found(attention="linear") == found(**{"model.attention": "linear", "eval_interval": "3"}) == "linear"
     assert found(max_steps="900", tokenizer="byte") == "long"
+    assert found(freeze="[blocks.0,lm_head]") == "frozen"  # in any order
     assert found(seed="8") == "newest"  # which is refused then by that name
 
 
