@@ -61,9 +61,11 @@ def write_samples(config: SampleConfig) -> None:
     tell_tokens(checkpoint.tokenizer, texts)
     try:
         batch = min(config.batch_size, config.num_samples * len(prompts))
-        needs, remedy = f"batch_size={config.batch_size} needs", "lower it"
+        needs = f"batch_size={config.batch_size} needs"
+        remedy = "lower it"
         if batch == 1:  # a lower one changes nothing
-            needs, remedy = "the model needs", "end other programs" + ", or set device=cpu" * (device.type != "cpu")
+            needs = "the model needs"
+            remedy = "end other programs" + ", or set device=cpu" * (device.type != "cpu")
         with memory_errors(f"{needs} more memory than there is", remedy):
             if config.interactive:
                 converse(checkpoint, config)

@@ -76,6 +76,7 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
 
 def sentence_for(error: BaseException) -> str | None:
     """Return the sentence for a person's mistake, or None for an error of ours."""
+    # A setting, or a file.
     if isinstance(error, SettingsError):
         return str(in_our_words(error))
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
@@ -83,6 +84,7 @@ def sentence_for(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno not in (*OURS, errno.ENOMEM):
         place = error.filename or "standard output or a file"
         return f"{place} cannot be used ({error.strerror}): check its name, its permissions and the room on its disk."
+    # The system: its libraries, and its memory.
     reason = misfit(error)
     if reason:
         others = "unset LD_LIBRARY_PATH, which names libraries to take first, or "
@@ -91,6 +93,7 @@ def sentence_for(error: BaseException) -> str | None:
     if lacks_memory(error):
         remedy = "choose a smaller model or batch, or raise the limits that ulimit -a shows"
         return f"there is not enough memory, or too few threads ({first_line(error)}): {remedy}."
+    # The device, and other processes.
     if lacks_operator(error):
         return f"Apple's GPU lacks an operation of this command ({first_line(error).partition('. ')[0]}): {ON_THE_CPU}."
     if isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):

@@ -339,7 +339,7 @@ def typed_value(value: Any) -> str:
 
 
 def unknown_setting(name: str, names: Collection[str], typed: Mapping[str, Any] = NONE) -> SettingsError:
-    """Return the error for a name that is not among `names`, with what it is here.
+    """Return the error for a name that is not among `names`, with ours for it.
 
     typed: all settings of the command.
     """

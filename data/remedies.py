@@ -113,7 +113,7 @@ def joined(path: str, value: Any, name: str, field: str) -> str:
         separator = "" if is_one_sentence and "text" not in types else separator
     elif '"type":' in json.dumps(value):  # such as that of each part
         strings = f"del(.. | objects | .type) | {strings}"
-    return f'{{{json.dumps(field)}: [{path} | {strings}] | join("{separator}")}}'
+    return joined_strings(field, f"{path} | {strings}", separator)
 
 
 def has_one_line(file: str) -> bool:
@@ -163,9 +163,9 @@ def has_lists(value: list[Any]) -> bool:
     return all(isinstance(item, list) for item in value) and '"' in json.dumps(value)
 
 
-def joined_strings(field: str) -> str:
-    """Return jq's program that makes a record of all strings in a value."""
-    return f'{{{json.dumps(field)}: [.. | strings] | join("\\n")}}'
+def joined_strings(field: str, strings: str = ".. | strings", separator: str = "\\n") -> str:
+    """Return jq's program that makes a record of strings, by default of all in a value."""
+    return f'{{{json.dumps(field)}: [{strings}] | join("{separator}")}}'
 
 
 def rows_within(whole: dict[str, Any], field: str) -> str:

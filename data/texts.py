@@ -268,7 +268,7 @@ class Source:
     def _blame_source(self, file: str, error: DataError) -> None:
         """Raise DataError if a file that cannot be read has another format than its source reads.
 
-        An `error` that knows what the file is, such as a pointer of Git LFS, says more.
+        An `error` that names the kind of the file, such as a pointer of Git LFS, says more.
         """
         name = self.found[file].name
         wanted = self.formats[file]
@@ -498,7 +498,8 @@ class Source:
         for told, others in [*self.encodings.items()]:
             common = [encoding for encoding in others if encoding in fitting]
             if common and told == fact_of(others[0]):
-                fact, fitting = fact_of(common[0]), common
+                fitting = common
+                fact = fact_of(common[0])
                 del self.encodings[told]
                 self.notes[fact] = self.notes.pop(told)
                 break

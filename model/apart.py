@@ -111,9 +111,11 @@ def edited(model: GPT, edits: Mapping[Part, Edit]) -> Iterator[None]:
         with edited(model, {part: lambda result: other[part]}):
             logits = model(tokens)
     """
+    # Know the parts by their own class: a plain tuple equals one.
     known = parts(model)
     edits = {part_of(known, part): edit for part, edit in edits.items()}
 
+    # Hook the MLP, and the input of o_proj, of each block with edits.
     with ExitStack() as stack:
         stack.enter_context(uncompiled_calls())
         for layer, block in enumerate(model.blocks):

@@ -3,7 +3,6 @@
 import errno
 import logging
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 from tiktoken import Encoding
@@ -11,8 +10,8 @@ from torch import Tensor
 
 from common.errors import CheckpointError, device_failed, os_error_reason
 from common.files import point, pointed, remove
-from common.text import hydra_quoted
-from runs.checkpoint import Meta, checkpoints_by_step, code_to_type, read_meta, write_checkpoint
+from runs.checkpoint import Meta, checkpoints_by_step, write_checkpoint
+from runs.resume import again
 
 log = logging.getLogger("tinygpt")
 Tensors = dict[str, Tensor]
@@ -94,10 +93,9 @@ class AsyncCheckpointer:
         self.wait()
         if self.failure:
             last = self.last()
-            again = hydra_quoted("resume", self.checkpoints.parent)
-            with suppress(CheckpointError):
-                again += code_to_type(read_meta(last), self.checkpoints.parent) if last else ""
-            remedy = f"continue from {last} with {again}" if last else "start a new run, as this one has no checkpoint"
+            remedy = "start a new run, as this one has no checkpoint"
+            if last:
+                remedy = f"continue from {last} with {again(self.checkpoints.parent)}"
             raise CheckpointError(self.failure, f"{'make room' if self.needs_room else 'mend that'}, then {remedy}")
 
     def last(self) -> Path | None:

@@ -770,7 +770,8 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
     # Tell where a resumed run goes on, and whether its results may differ.
     if saved:
         log.info("resuming at step %d of %s", run.progress.step, directory)
-        before, now = flat(saved.meta.config), flat(asdict(run.config))
+        before = flat(saved.meta.config)
+        now = flat(asdict(run.config))
         has_other_batches = any(before.get(name, now[name]) != now[name] for name in ("seed", "batch_size"))
         has_same = saved.meta.data == run.data.fingerprint and not has_other_batches
         tell_changes(saved.meta.computed_on, run.computed_on(), has_same)

@@ -40,7 +40,7 @@ def form(name: str) -> Callable[[Subject], Subject]:
     Raises SettingsError for a name that is taken, as modifier() does. What is defined again, as by a notebook's cell
     that runs twice, takes the place of what it was; models that were made before keep that.
     """
-    if not isinstance(name, str):  # it is what a decorator without brackets decorates
+    if not isinstance(name, str):  # a decorator without brackets gets the function
         raise SettingsError("@form has no name", 'write @form("NAME")')
     return lambda subject: _register(FORMS, name, subject)
 
