@@ -526,6 +526,22 @@ def test_frozen_parts_are_the_same_in_any_order():
         check_settings(asdict(fewer), saved, defaults)
 
 
+@pytest.mark.parametrize("part", ["token_embedding", "lm_head"])
+def test_a_tied_weight_is_frozen_by_either_name_and_the_other_is_told(train_config, caplog, part):
+    """freeze=[lm_head] was a part "which the model does not have", and of token_embedding not a word on lm_head."""
+    caplog.set_level(logging.INFO, "tinygpt")
+    config = replace(train_config, model=replace(train_config.model, tie_embeddings=True), freeze=[part])
+    with open_run(config) as run:
+        before = run.model.token_embedding.weight.detach().clone()
+        for step in range(2):
+            train_step(run, step)
+        assert torch.equal(run.model.lm_head.weight, before)
+        assert run.model.final_norm.weight.grad is None and run.model.blocks[0].mlp.down_proj.weight.requires_grad
+    count = before.numel()
+    said = f"freeze    {count:,} parameters stay as they are: {part}; token_embedding and lm_head are one weight"
+    assert said in caplog.messages
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

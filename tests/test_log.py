@@ -400,7 +400,6 @@ def test_a_schedule_that_max_minutes_has_cut_is_told(train_config, caplog):
             run.max_steps, run.progress.step = steps, 0
             run.config = replace(run.config, schedule=schedule)
             terminal = Terminal(run)
-            terminal.tell_if_cut()
             run.progress.step = 3
             set_learning_rate(run.optimizers, factor)
             assert said not in caplog.text
@@ -408,6 +407,17 @@ def test_a_schedule_that_max_minutes_has_cut_is_told(train_config, caplog):
             assert (said in caplog.text) == is_told
             caplog.clear()
             run.config = replace(run.config, schedule=train_config.schedule)
+
+
+def test_a_run_that_max_minutes_ends_before_its_first_step_is_told(train_config, caplog):
+    """It was finished with the loss of its first weights, and not a word."""
+    with open_run(replace(train_config, sample_tokens=0, max_steps=None, max_minutes=1e-9)) as run:
+        terminal = Terminal(run)
+        for step, is_told in ((0, True), (3, False)):
+            run.progress.step = step
+            caplog.clear()
+            terminal.tell_if_cut()
+            assert ("max_minutes=1e-09 was over before the first step: raise it" in caplog.text) == is_told
 
 
 def test_a_loss_that_rose_with_the_training_loss_is_none_of_a_text_known_by_heart(train_config, caplog):

@@ -564,6 +564,18 @@ def test_a_plan_knows_the_parts_that_a_run_freezes(train_config):
 def test_the_plan_of_a_resumed_run_says_that_it_is_of_all_steps(tmp_path):
     (tmp_path / "checkpoints/step_40").mkdir(parents=True)
     (tmp_path / "checkpoints/step_40/meta.json").write_text(as_json(Meta({}, Progress(step=40))))
-    (line,) = plan.resumed_line(TrainConfig(resume=str(tmp_path)))
-    assert line == "resume    goes on at step 40; time and steps here are those of the whole run"
-    assert plan.resumed_line(TrainConfig()) == plan.resumed_line(TrainConfig(resume=f"{tmp_path}/none")) == []
+    config = TrainConfig(resume=str(tmp_path), max_steps=60)
+    for steps in (None, 40, 50):
+        (line,) = plan.resumed_line(config, steps)
+        assert line == "resume    goes on at step 40; time and steps here are those of the whole run"
+    assert plan.resumed_line(TrainConfig(), 9) == plan.resumed_line(TrainConfig(resume=f"{tmp_path}/none"), 9) == []
+
+
+def test_a_plan_refuses_an_end_before_the_step_where_a_run_is_resumed(tmp_path):
+    """It had a price for 10 steps of a run that is at step 40, which resume= refuses."""
+    (tmp_path / "checkpoints/step_40").mkdir(parents=True)
+    (tmp_path / "checkpoints/step_40/meta.json").write_text(as_json(Meta({}, Progress(step=40))))
+    for name, value in (("max_steps", 39), ("max_flops", 1000)):
+        said = f"{name}={value} ends before step 40, where resume={tmp_path} is: raise it, or leave it out."
+        with pytest.raises(SettingsError, match=re.escape(said)):
+            plan.resumed_line(TrainConfig(resume=str(tmp_path), **{name: value}), 39)

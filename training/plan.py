@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from training.start import (
     choose_compile,
     freeze,
     open_data,
+    refuse_end_before,
     refuse_too_large,
     with_vocabulary,
     without_vocabulary,
@@ -213,7 +214,9 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     data = open_data(without_vocabulary(config) if config.resume else config, encoding)
     config = with_vocabulary(config, data.vocab_size)
     model = without_weights(config.model)
-    config = replace(config, max_steps=steps_to_take(config, model))
+    steps = steps_to_take(config, model)
+    resumed = resumed_line(config, steps)
+    config = replace(config, max_steps=steps)
 
     # Describe the run, and its price here or on plan.device.
     flops = flops_per_token(model)
@@ -227,7 +230,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
             price = here(train_step, config, device, flops, data)
     lines = [
         *describe(config, data, model),
-        *resumed_line(config),
+        *resumed,
         f"weights   {parts}, for {config.model.vocab_size:,} ids{tied}",
         f"compute   {si(flops)}FLOP a token, {si(flops * size)}FLOP a step (forward and backward)",
         f"cache     {si(cache_bytes_per_token(model))}B a token in generation, of block_size tokens",
@@ -236,13 +239,19 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     return "\n".join(lines)
 
 
-def resumed_line(config: TrainConfig) -> list[str]:
-    """Return the line that tells where a resumed run goes on, for its plan is that of all steps."""
-    if config.resume:
-        with suppress(SettingsError):  # a plan needs no checkpoint
-            step = newest(user_path("resume", config.resume), read_meta).progress.step
-            return [f"resume    goes on at step {step:,}; time and steps here are those of the whole run"]
-    return []
+def resumed_line(config: TrainConfig, steps: int | None) -> list[str]:
+    """Return the line that tells where a resumed run goes on, for its plan is that of all its `steps`.
+
+    Raises SettingsError if it is past them.
+    """
+    if not config.resume:
+        return []
+    try:
+        step = newest(user_path("resume", config.resume), read_meta).progress.step
+    except SettingsError:  # a plan needs no checkpoint
+        return []
+    refuse_end_before(config, steps, step)
+    return [f"resume    goes on at step {step:,}; time and steps here are those of the whole run"]
 
 
 def here(

@@ -225,7 +225,9 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
         freeze(model, config.freeze or [])
         if config.freeze:
             count = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
-            log.info("freeze    %s parameters stay as they are: %s", f"{count:,}", ", ".join(config.freeze))
+            is_tied = config.model.tie_embeddings and not model.lm_head.weight.requires_grad
+            tied = "; token_embedding and lm_head are one weight" * is_tied
+            log.info("freeze    %s parameters stay as they are: %s%s", f"{count:,}", ", ".join(config.freeze), tied)
         had_compiled = saved.meta.computed_on.get("compiled") if saved else None
         compiled = choose_compile(config, device, model, had_compiled)
         compiled_loss = compiled or choose_compiled_loss(config, device)
@@ -366,7 +368,7 @@ def freeze(model: GPT, parts: Sequence[str]) -> None:
 
     Raises SettingsError for a part that the model does not have, or if no weight is left to train.
     """
-    named = dict(model.named_parameters())
+    named = dict(model.named_parameters(remove_duplicate=False))  # a tied weight has two names
     frozen = {part: [name for name in named if f"{name}.".startswith(f"{part}.")] for part in parts}
     for part, names in frozen.items():
         if not names:
@@ -456,19 +458,25 @@ def tell_first_values(saved: Saved) -> None:
 def check_end(run: Run) -> None:
     """Raise SettingsError if a resumed run is past its last step; tell of one at its end."""
     resume = run.config.resume
+    refuse_end_before(run.config, run.max_steps, run.progress.step)
     reached = limits_reached(run)
-    if run.max_steps and run.progress.step > run.max_steps:
-        name = "max_flops" if "max_flops" in reached else "max_steps"
-        is_default = getattr(run.config, name) is None
-        end = f"{name}={format_value(reached[name])}{', the default,' * is_default}"
-        problem = f"{end} ends before step {run.progress.step}, where resume={resume} is"
-        raise SettingsError(problem, "raise it" if is_default else "raise it, or leave it out")
     if reached:
         ends = " and ".join(f"{name}={format_value(value)}" for name, value in reached.items())
         remedy = f"raise {' and '.join(reached)}"
         if "max_steps" not in reached and (run.config.max_steps or [*reached] == ["patience"]):
             remedy += f", or set {' '.join(f'{name}=null' for name in reached)}"
         log.info("resume=%s has finished, by %s: to train on, %s.", resume, ends, remedy)
+
+
+def refuse_end_before(config: TrainConfig, steps: int | None, step: int) -> None:
+    """Raise SettingsError if `step`, where a resumed run is, is past the last of its `steps`."""
+    if not steps or step <= steps:
+        return
+    name = "max_flops" if config.max_flops is not None and steps != config.max_steps else "max_steps"
+    value = getattr(config, name)
+    end = f"{name}={format_value(value or steps)}{', the default,' * (value is None)}"
+    problem = f"{end} ends before step {step}, where resume={config.resume} is"
+    raise SettingsError(problem, "raise it" if value is None else "raise it, or leave it out")
 
 
 def limits_reached(run: Run) -> dict[str, float]:

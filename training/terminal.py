@@ -178,11 +178,15 @@ class Terminal(Logger):
         self.tell_if_easier()
 
     def tell_if_cut(self) -> None:
-        """Warn if max_minutes ended the run while its rate was far from the schedule's end."""
+        """Warn if max_minutes ended the run before its first step, or while its rate was far from its end."""
         config = self.run.config
         step = self.run.progress.step
         is_whole = self.run.max_steps is not None and step >= self.run.max_steps
-        if config.max_minutes is None or is_whole or step == self.begun or self.run.is_out_of_patience:
+        if config.max_minutes is None or is_whole or self.run.is_out_of_patience:
+            return
+        if not step:
+            log.warning("max_minutes=%g was over before the first step: raise it", config.max_minutes)
+        if step == self.begun:
             return
         warmup = warmup_steps(config.schedule, self.run.max_steps)
         if step <= warmup:
