@@ -419,11 +419,15 @@ class Grid(Sweeper):
     def launch_all(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[JobReturn]:
         """Let the launcher run jobs.
 
-        Raises WorkerKilled if joblib lost a worker, and SettingsError if a parallel launcher gives up otherwise.
+        Raises WorkerKilled if joblib lost a worker, and SettingsError if a parallel launcher gives up otherwise, or a
+        file is in the place of a job's folder.
         """
         launcher = self.config.hydra.runtime.choices["hydra/launcher"]
         try:
             return self.launcher.launch(jobs, initial_job_idx=number)
+        except FileExistsError as error:
+            problem = f"a job needs the folder {error.filename}, which is a file"
+            raise SettingsError(problem, "remove it, or give another hydra.sweep.dir") from error
         except Exception as error:
             # The basic launcher has no settings that could be wrong: show its exception as it is.
             if launcher == "basic":

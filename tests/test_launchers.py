@@ -441,6 +441,15 @@ def test_joblib_without_room_for_what_its_processes_share_is_told_where():
         sweeper.launch_all([["seed=1"]], 0)
 
 
+@pytest.mark.slow
+def test_a_file_in_the_place_of_a_jobs_folder_is_told(tmp_path):
+    """It was a traceback of pathlib.py."""
+    (tmp_path / "0").touch()
+    result = run_here("-m", *tiny(tmp_path, max_steps=1), "seed=1,2", f"hydra.sweep.dir={tmp_path}", cwd=tmp_path)
+    said = f"error: a job needs the folder {tmp_path}/0, which is a file: remove it, or give another hydra.sweep.dir.\n"
+    assert result.stderr.endswith(said) and result.returncode == 1
+
+
 def test_a_launcher_whose_library_cannot_be_imported_is_told_with_it(tmp_path, monkeypatch):
     sweeper = Grid()
     sweeper.config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": "submitit_local"}}}})
