@@ -261,7 +261,8 @@ def test_a_job_goes_on_with_a_changed_text_if_the_sweep_allows_it(tmp_path):
     assert run_here(*asked, cwd=tmp_path).returncode == 0
     file = tmp_path / "here/1/summary.json"
     file.write_text(file.read_text().replace('"finished"', '"running"'))
-    os.utime(tmp_path / "text.txt", (1, 1))
+    text = tmp_path / "text.txt"
+    text.write_text(text.read_text(encoding="utf-8").replace("cat", "fox"), encoding="utf-8")
     refused = run_here(*asked, cwd=tmp_path)
     assert refused.returncode == 1 and "or set allow_changes=true" in refused.stdout + refused.stderr
     allowed = run_here(*asked, "allow_changes=true", cwd=tmp_path)
