@@ -240,9 +240,9 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
 
 
 def resumed_line(config: TrainConfig, steps: int | None) -> list[str]:
-    """Return the line that tells where a resumed run goes on, for its plan is that of all its `steps`.
+    """Return the line that tells where a resumed run goes on.
 
-    Raises SettingsError if it is past them.
+    Its plan is that of all its `steps`. Raises SettingsError if it is past them.
     """
     if not config.resume:
         return []

@@ -178,7 +178,10 @@ class Terminal(Logger):
         self.tell_if_easier()
 
     def tell_if_cut(self) -> None:
-        """Warn if max_minutes ended the run before its first step, or while its rate was far from its end."""
+        """Warn if max_minutes ended the run too early.
+
+        That is before its first step, in its warm-up, or while its rate was far from the schedule's end.
+        """
         config = self.run.config
         step = self.run.progress.step
         is_whole = self.run.max_steps is not None and step >= self.run.max_steps
