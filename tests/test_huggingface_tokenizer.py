@@ -242,6 +242,36 @@ def test_how_texts_were_last_cut_and_padded_changes_no_ids(cut, fill, bpe, tmp_p
     assert back.encode_ordinary(text) == bpe.encode_ordinary(text) and back.eot_token == bpe.eot_token
 
 
+def test_a_tokenizer_is_compared_by_the_calls_that_tokenizers_1_has_too(bpe, tmp_path, monkeypatch):
+    """Its release candidate has no no_truncation(), no_padding() and token_to_id(): a traceback."""
+    tokenizers = pytest.importorskip("tokenizers")
+    older = tokenizers.Tokenizer
+
+    class Newer:
+        """The part of the older class that the newer one has."""
+
+        def __init__(self, theirs):
+            self.encode = theirs.encode
+
+        @classmethod
+        def from_file(cls, file: str):
+            return cls(older.from_file(file))
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", Newer)
+    save_tokenizer_json(bpe, tmp_path, 16)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    padding = {"strategy": {"Fixed": 60}, "direction": "Left", "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+    cut = {"max_length": 5, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    file.write_text(json.dumps(content | {"padding": padding | {"pad_to_multiple_of": None}, "truncation": cut}))
+    assert len(older.from_file(str(file)).encode("A mask").ids) == 60
+    assert read_tokenizer_json(tmp_path).encode("A mask") == bpe.encode("A mask")
+    content["model"]["merges"][40:42] = reversed(content["model"]["merges"][40:42])
+    file.write_text(json.dumps(content))
+    with pytest.raises(HuggingFaceError):
+        read_tokenizer_json(tmp_path)
+
+
 def test_a_folder_without_a_tokenizer_json_is_told_how_to_make_one(tmp_path):
     for name, message in (
         (None, "copy it there too"),
