@@ -196,6 +196,24 @@ def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(attend):
     assert not attend(torch.randn(2, 4, 3, 8), torch.randn(2, 2, 0, 8), torch.randn(2, 2, 0, 6)).any()
 
 
+@pytest.mark.parametrize("attend", [sdpa, matmul, *OTHERS.values(), FORMS["stick"]], ids=lambda attend: attend.__name__)
+def test_queries_before_the_first_key_get_zeros_and_change_nothing_in_long_texts_too(attend):
+    before, S = 5, SHORT + 1
+    q, k, v = (torch.randn(1, H, n, 4, requires_grad=True) for H, n in ((2, before + S), (1, S), (1, S)))
+    y = attend(q, k, v, is_causal=True)
+    assert not y[:, :, :before].any()
+    rows = [0, 1, 63, 64, S - 1]  # of the other queries: row t sees t + 1 keys
+    alone = [attend(q[:, :, [before + t]], k[:, :, : t + 1], v[:, :, : t + 1], is_causal=True) for t in rows]
+    alone = torch.cat(alone, 2)
+    found = y[:, :, [before + t for t in rows]]
+    close(found, alone)
+    weight = torch.arange(1.0, 6.0)[:, None]
+    wanted = torch.autograd.grad((alone * weight).sum(), (q, k, v))
+    gradients = torch.autograd.grad((found * weight).sum() + y[:, :, :before].sum(), (q, k, v))
+    for a, b in zip(gradients, wanted, strict=True):
+        close(a, b, atol=1e-5)
+
+
 # sdpa hands the work to the fused kernels.
 
 

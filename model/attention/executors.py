@@ -179,6 +179,8 @@ def unless_long(call: Call) -> str | None:
         return "one token" if T == 1 else "not (B, H, T, D)"
     if call.q.shape[0] == 0:
         return "no texts"  # chunked.py's operators take an empty tensor for none
+    if T > S:
+        return "more queries than keys"  # the first ones, which see none, would have no span
     return None if T * S > LONGEST_DENSE else f"no more than {SHORT}² pairs"
 
 
