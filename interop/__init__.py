@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from common.errors import PICKLED, HuggingFaceError, cause, damage_named, mend
+from common.text import plural
 
 WRITTEN = "that transformers' save_pretrained() wrote, with config.json and model.safetensors"
 """What a folder to import is."""
@@ -12,7 +13,7 @@ WRITTEN = "that transformers' save_pretrained() wrote, with config.json and mode
 
 def first_names(names: list[str]) -> str:
     """Return up to three names, and the number of the others."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")
+    return ", ".join(names[:3]) + (f" and {plural(len(names) - 3, 'other')}" if len(names) > 3 else "")
 
 
 def importing(where: object) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -419,9 +419,8 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
             weights |= {saved_name(name): tensor for name, tensor in load_file(regular(file)).items()}
         _check_names(weights, config, where)
         if not config.tie_embeddings and HEAD not in weights:
-            fault = f"has no {HEAD}, which tie_word_embeddings=false in its config.json asks for"
             remedy = f"set tie_word_embeddings to true if it shares the embedding, or {ANOTHER}"
-            raise HuggingFaceError(fault, remedy, value=where)
+            raise _missing(HEAD, "tie_word_embeddings=false in its config.json", weights, remedy, where)
 
         _check_layers(weights, config, where)
 
@@ -439,8 +438,7 @@ def read_huggingface(where: str) -> tuple[GPTConfig, Callable[[str], Tensor]]:
                 if stored not in weights and name == "token_embedding.weight" and config.tie_embeddings:
                     stored = HEAD  # of two names for one tensor safetensors' save_model() keeps either
                 if stored not in weights:
-                    fault = f"has no {theirs}, which its config.json asks for"
-                    raise HuggingFaceError(fault, ANOTHER, value=where)
+                    raise _missing(theirs, "its config.json", weights, ANOTHER, where)
                 used.add(stored)
                 if weights[stored].dtype not in DTYPES:
                     dtype = str(weights[stored].dtype).removeprefix("torch.")
@@ -500,6 +498,8 @@ def _check_names(weights: dict[str, Tensor], config: GPTConfig, where: str) -> N
         return
     fault = f"has no {norm}, but weights of other names ({first_names(sorted(weights))})"
     remedy = "save the model again by transformers' save_pretrained(): new names alone leave the order of their rows"
+    if all(name.startswith("base_model.model.") for name in weights):
+        remedy = "merge its adapters, with peft's merge_and_unload() and save_pretrained()"
     raise HuggingFaceError(fault, remedy, value=where)
 
 
@@ -535,6 +535,18 @@ def _check_left_over(weights: dict[str, Tensor], used: set[str], where: str) -> 
     if left:
         told = "%s: read without %s, for which its class has no place; transformers leaves it out too."
         log.warning(told, where, first_names(left))
+
+
+def _missing(theirs: str, asker: str, weights: Iterable[str], remedy: str, where: str) -> HuggingFaceError:
+    """Return the error of a weight that a file lacks, where `asker` asks for it.
+
+    Quantised numbers, such as q_proj.qweight, and adapters have names of their own in the weight's module.
+    """
+    modules = tuple(name.removesuffix("weight") for name in (theirs, _stored(theirs, ())) if name.endswith(".weight"))
+    others = sorted(name for name in weights if name.startswith(modules) and not name.endswith(".bias"))
+    if others:
+        return HuggingFaceError(f"has no {theirs}, but {first_names(others)}", f"{PLAIN}, or {ANOTHER}", value=where)
+    return HuggingFaceError(f"has no {theirs}, which {asker} asks for", remedy, value=where)
 
 
 def _stored(theirs: str, names: Container[str]) -> str:

@@ -166,6 +166,43 @@ def test_a_quantised_model_is_named_by_its_method(tmp_path):
         from_huggingface(str(tmp_path))
 
 
+C_ATTN = "transformer.h.0.attn.c_attn"
+
+
+@pytest.mark.parametrize(
+    ("settings", "rename", "message"),
+    [
+        (LLAMA, {f"{Q}.weight": f"{Q}.qweight"}, f"has no {Q}.weight, but {Q}.qweight: {PLAIN}"),
+        (LLAMA, {f"{Q}.weight": f"{Q}.base_layer.weight"}, f"has no {Q}.weight, but {Q}.base_layer.weight: {PLAIN}"),
+        (LLAMA, {"lm_head.weight": "lm_head.qweight"}, f"has no lm_head.weight, but lm_head.qweight: {PLAIN}"),
+        (GPT2, {f"{C_ATTN}.weight": f"{C_ATTN}.W_q"}, f"has no {C_ATTN}.weight, but {C_ATTN}.W_q: {PLAIN}"),
+        (
+            GPT2,
+            {f"{C_ATTN}.weight": "h.0.attn.c_attn.W_q"},
+            f"has no {C_ATTN}.weight, but h.0.attn.c_attn.W_q: {PLAIN}",
+        ),
+        (GPT2, {f"{C_ATTN}.weight": None}, f"has no {C_ATTN}.weight, which its config.json asks for: choose another"),
+        (GPT2, {f"{C_ATTN}.bias": None}, f"has no {C_ATTN}.bias, which its config.json asks for: choose another"),
+        (LLAMA, {"lm_head.weight": None}, "has no lm_head.weight, which tie_word_embeddings=false in its config.json"),
+        (LLAMA, None, "but weights of other names .*: merge its adapters, with peft's merge_and_unload"),
+    ],
+)
+def test_a_weight_that_stands_under_a_name_of_quantisation_or_peft_is_told_from_one_that_is_missing(
+    settings, rename, message, tmp_path
+):
+    folder_of(tmp_path, settings)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    if rename is None:
+        weights = {f"base_model.model.{name}": weight for name, weight in weights.items()}
+    for name, other in (rename or {}).items():
+        weight = weights.pop(name)
+        weights |= {other: weight} if other else {}
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(HuggingFaceError, match=message):
+        from_huggingface(str(tmp_path))
+
+
 def test_one_file_goes_before_an_index_of_an_earlier_save(tmp_path):
     """As in transformers, which wrote the file last."""
     model, tokens = folder_of(tmp_path), torch.randint(61, (2, 6))

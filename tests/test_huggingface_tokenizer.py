@@ -327,7 +327,7 @@ def test_added_tokens_that_a_text_would_have_there_are_told(tmp_path, caplog):
     content["added_tokens"] += [content["added_tokens"][0] | token for token in more]
     file.write_text(json.dumps(content), encoding="utf-8")
     read_tokenizer_json(tmp_path)
-    assert "its added tokens <0>, <1>, <2> and 1 others are read as ordinary text here" in caplog.text
+    assert "its added tokens <0>, <1>, <2> and 1 other are read as ordinary text here" in caplog.text
 
 
 @pytest.mark.parametrize(
