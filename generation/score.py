@@ -345,7 +345,8 @@ def learned_task(checkpoint: Checkpoint) -> TaskData:
         data = build(DataConfig, flat(settings["data"]))
         if not data.is_task:
             raise KeyError(TOKENIZER)
-        return TaskData(data.source, data.task, block_size=checkpoint.model.config.block_size, seed=settings["seed"])
+        block_size = checkpoint.model.config.block_size
+        return TaskData(data.source, data.task, block_size, settings["batch_size"], settings["seed"])
 
 
 def encode_documents(tokenizer: tiktoken.Encoding, documents: list[str]) -> np.ndarray:

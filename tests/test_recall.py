@@ -17,7 +17,7 @@ from sweeps.leaderboard import Job
 def checkpoint_of(**settings) -> Any:
     model = random_gpt(vocab_size=64, block_size=32, n_layer=2, **settings)
     data = {"source": "recall", "task": {"items": 5, "vocab_size": 64}}
-    meta = SimpleNamespace(config={"data": data, "seed": 3, "optimizer": {"lr": 0.02}})
+    meta = SimpleNamespace(config={"data": data, "batch_size": 16, "seed": 3, "optimizer": {"lr": 0.02}})
     return SimpleNamespace(model=model, meta=meta, path="run")
 
 

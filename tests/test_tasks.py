@@ -17,9 +17,10 @@ from data.batches import random_stream
 from data.config import VOCABULARIES, DataConfig, TaskConfig
 from data.tasks import HELD_OUT, TASKS, TaskData
 from generation.config import EvalConfig
+from generation.score import learned_task
 from model.config import GPTConfig
 from model.gpt import GPT
-from runs.checkpoint import save_checkpoint
+from runs.checkpoint import open_checkpoint, save_checkpoint
 from train import train, train_step
 from training.config import TrainConfig
 from training.plan import plan_run
@@ -131,6 +132,14 @@ def test_what_a_task_cannot_be_is_refused_in_one_sentence(name, task, size, reme
         TaskData(name, TaskConfig(**task), size).check()
     TaskData(name, TaskConfig(), 64).check()
     TaskData("copy", TaskConfig(vocab_size=3), 2).check()
+
+
+def test_the_task_of_a_checkpoint_has_the_windows_of_each_step_of_its_run(task_config, tmp_path):
+    config = replace(task_config, model=replace(task_config.model, vocab_size=16), batch_size=24, seed=5)
+    data = open_data(config, None)
+    save_checkpoint(tmp_path / "learned", model=GPT(config.model), tokenizer=None, config=config)
+    found = learned_task(open_checkpoint(tmp_path / "learned")).train_batch(3, 0, 24)
+    assert np.array_equal(found.inputs, data.train_batch(3, 0, 24).inputs) and len(found.targets) == 24
 
 
 @pytest.mark.slow
