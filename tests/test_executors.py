@@ -407,6 +407,14 @@ def test_a_weighting_of_ones_own_goes_to_no_executor_of_ours_whatever_its_name()
             assert names == ({"half_weighted", "weighted"} if T == 64 else {"weighted"})
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("T", "S"), [(9, 5), (300, 280)])
+def test_more_queries_than_keys_go_to_code_that_has_causality_as_a_mask(T, S, dtype):
+    q, k = torch.zeros(1, 2, T, 8, dtype=dtype), torch.zeros(1, 2, S, 8, dtype=dtype)
+    names = {choose(Call(q, k, k), OF_SDPA, device).name for device in DEVICES}
+    assert names <= {"half", "bmm", "fused_matrix"}
+
+
 def test_softmax1_keeps_its_null_key_under_a_window_on_a_gpu():
     """It was lost once: the fast kernel knew windows, but of the key only the form knew."""
     call = make(("window",), PLAIN, torch.bfloat16, 70, 70, 0).call

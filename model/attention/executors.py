@@ -144,6 +144,8 @@ def unless_varlen(call: Call) -> str | None:
     T, S = lengths(call)
     if call.q.ndim != 4 or T == 1:
         return "one token" if T == 1 else "not (B, H, T, D)"
+    if T > S:
+        return "more queries than keys"
     if T != S and call.doc_starts is not None:
         return "keys of a cache do not say whose document is theirs"
     if call.q.dtype.itemsize > 2:
