@@ -45,7 +45,7 @@ from common.settings import NULLS, build, here_it_is, parse_overrides, typed_val
 from common.text import flat, hydra_quoted, literal, quote, quoted_as_typed, seen_from_here
 from model.config import GPTConfig
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
-from sweeps.grid import SETTINGS, TEXTS, VARIANTS
+from sweeps.grid import OPTION_GROUPS, SETTINGS, TEXTS, VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, hydra_kept, main, no_job, register_resolver, store
 from training.config import TrainConfig
 
@@ -91,7 +91,8 @@ def sweep(overrides: list[str], typed: dict[str, str], searched: list[str]) -> N
         variants = yaml.safe_load(typed.get("hydra.sweeper.variants", "null"))
     for variant in variants if isinstance(variants, list) else [""]:
         tell_overruled(typed | dict(word.partition("=")[::2] for word in str(variant).split()), searched)
-    call_hydra(["-m", *searched, *(quoted_as_typed(override, TEXTS) for override in without_plus(overrides))])
+    quoted = [quoted_as_typed(override, TEXTS, OPTION_GROUPS) for override in without_plus(overrides)]
+    call_hydra(["-m", *searched, *quoted])
 
 
 def show(arguments: list[str]) -> None:
@@ -104,7 +105,7 @@ def show(arguments: list[str]) -> None:
     if weights not in NULLS and "," not in weights:  # of several runs Hydra says that one job is shown
         settings |= with_torch().settings_of_weights(weights)
     store(name="train_schema", node=literal(settings))
-    call_hydra([quoted_as_typed(argument, TEXTS) for argument in without_plus(arguments)])
+    call_hydra([quoted_as_typed(argument, TEXTS, OPTION_GROUPS) for argument in without_plus(arguments)])
 
 
 def without_plus(overrides: list[str]) -> list[str]:
@@ -476,9 +477,10 @@ def empty_group(name: str) -> SettingsError:
 
 def explain(error: BaseException) -> str | None:
     """Return one sentence for a mistake that Hydra or OmegaConf finds, else None."""
-    if isinstance(error, MissingConfigException) and error.options:
-        group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", error.missing_cfg_file or "/")[0]
-        return f"{group}={option} does not exist: {remedy_for_option(group, option, error.options)}."
+    if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
+        group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", str(error.missing_cfg_file))[0]
+        options = error.options or sorted(file.stem for file in (CONF / group).glob("*.yaml"))  # none for [A,B]
+        return f"{group}={option} does not exist: {remedy_for_option(group, option, options)}."
     if isinstance(error, (yaml.MarkedYAMLError, UnicodeDecodeError)):
         return explain_file(error)
     if isinstance(error, OverrideParseException):

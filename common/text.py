@@ -89,12 +89,12 @@ def quote(text: object) -> str:
 QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""  # a value in quotes for Hydra
 
 
-def quoted_as_typed(override: str, texts: Container[str]) -> str:
+def quoted_as_typed(override: str, texts: Container[str], groups: Container[str]) -> str:
     """Return NAME=VALUE with quotes around values that Hydra would read otherwise, or refuse.
 
     A shell leaves ~ as it is after NAME=, and Hydra's grammar has no such letter. Of a setting of `texts` Hydra would
     make 100000.0 of 1e5, 10 of 1_0, true of True and one backslash of two, drop the blanks around a single value, and
-    refuse é and a=b.
+    refuse é and a=b. Of the option of a group, which is the name of a file, it makes a number or a truth too.
     """
     name, equals, value = override.partition("=")
     is_list = value.startswith("[")
@@ -102,14 +102,16 @@ def quoted_as_typed(override: str, texts: Container[str]) -> str:
     unquoted = re.sub(QUOTED, "", value)
     if any(sign in unquoted for sign in signs) or re.search(r"\\[,=:\s]", unquoted):  # Hydra's lists and escapes
         return override
-    is_text = name.lstrip("+") in texts
+    is_option = name.lstrip("+") in groups
+    is_text = is_option or name.lstrip("+") in texts
     is_single = not is_list and "," not in value
 
     def quoted(part: re.Match[str]) -> str:
         text = part[0] if is_single else part[0].strip()
         if text.startswith(("'", '"')):
             return part[0]
-        return quote(text) if "~" in text or (is_text and is_read_otherwise(text)) else part[0]
+        is_misread = (is_text and is_read_otherwise(text)) or (is_option and text.isdecimal())
+        return quote(text) if "~" in text or is_misread else part[0]
 
     return name + equals + re.sub(rf"{QUOTED}|[^,\[\]\"']+", quoted, value)
 
@@ -148,7 +150,7 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict) and value:
             found |= flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
+            found[f"{prefix}{name}"] = value
     return found
 
 

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from decimal import Decimal
 from itertools import chain, groupby, product
 from pathlib import Path
@@ -50,6 +50,9 @@ OF_A_JOB = ("seed", "device", "model.vocab_size", "init_from")
 """The settings that a job itself chooses, completes or, when it goes on, leaves out."""
 FOLDERS = {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.sweeper.baseline", "hydra.sweeper.confirm"}
 TEXTS = FOLDERS | {name for name, kind in SETTINGS.items() if kind in TEXT_KINDS}
+OPTION_GROUPS = {field.name for field in fields(TrainConfig) if is_dataclass(field.type)}
+OPTION_GROUPS |= {"experiment", "hydra/launcher", "hydra/sweeper"}
+"""Names whose value in a command is an option: a file of conf/."""
 COMPUTED = r"\$\{(?:[^{}]|\$\{[^{}]*\})*\}"
 """A ${…} that a job computes from its settings, with others in it."""
 VARIANTS = (
@@ -214,7 +217,7 @@ class Grid(Sweeper):
 
     def parse(self, arguments: list[str]) -> dict[str, Override]:
         parser = OverridesParser.create(config_loader=self.loader)
-        overrides = parser.parse_overrides([quoted_as_typed(argument, TEXTS) for argument in arguments])
+        overrides = parser.parse_overrides([quoted_as_typed(argument, TEXTS, OPTION_GROUPS) for argument in arguments])
         return {override.get_key_element(): override for override in overrides}
 
     def check_jobs(self, jobs: Sequence[Sequence[str]]) -> list[TrainConfig | None]:
@@ -532,7 +535,7 @@ def computed_in_job(override: str) -> str:
     name, _, value = override.partition("=")
     if re.search(COMPUTED, value) and not re.search(QUOTED, value):
         return f'{name}="{value}"'
-    return quoted_as_typed(override, TEXTS)
+    return quoted_as_typed(override, TEXTS, OPTION_GROUPS)
 
 
 def range_text(name: str, value: Any) -> str:
