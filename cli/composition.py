@@ -477,10 +477,12 @@ def empty_group(name: str) -> SettingsError:
 
 def explain(error: BaseException) -> str | None:
     """Return one sentence for a mistake that Hydra or OmegaConf finds, else None."""
-    if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
-        group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", str(error.missing_cfg_file))[0]
-        options = error.options or sorted(file.stem for file in (CONF / group).glob("*.yaml"))  # none for [A,B]
-        return f"{group}={option} does not exist: {remedy_for_option(group, option, options)}."
+    if isinstance(error, MissingConfigException):
+        group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", error.missing_cfg_file or "/")[0]
+        of_list = [] if "/" in option else sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+        options = error.options or of_list  # Hydra has none for [A,B]
+        if options:
+            return f"{group}={option} does not exist: {remedy_for_option(group, option, options)}."
     if isinstance(error, (yaml.MarkedYAMLError, UnicodeDecodeError)):
         return explain_file(error)
     if isinstance(error, OverrideParseException):

@@ -154,10 +154,10 @@ def is_misread(name: str, typed: Any, value: Any, hint: Any) -> bool:
 
 def several_settings(group: str, value: str) -> SettingsError:
     """Return the error for a group with its settings in braces, as in optimizer={'lr': 0.01}."""
-    parsed = None
-    with suppress(yaml.YAMLError):
+    named = {}
+    with suppress(yaml.YAMLError, TypeError):  # the latter is of a name that is a number
         parsed = yaml.safe_load(value)
-    named = flat({group: parsed}) if isinstance(parsed, dict) else {}
+        named = flat({group: parsed}) if isinstance(parsed, dict) else {}
     if WANDB_SWEEP and named:
         remedy = f"in the sweep's YAML write the parameters as {', '.join(f'{name}: …' for name in named)}"
     elif named and None not in named.values():

@@ -150,7 +150,7 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict) and value:
             found |= flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
+            found[prefix + name] = value
     return found
 
 

@@ -408,12 +408,6 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "experiment=Heads": "experiment=Heads does not exist: did you mean experiment=heads.",
     "optimizer=conf/optimizer/adamw.yaml": "conf/optimizer/adamw.yaml does not exist: did you mean optimizer=adamw.",
     "-m optimizer=sgd": "optimizer=sgd does not exist: choose optimizer from adamw, muon",
-    "-m schedule=1.0,cosine": "schedule=1.0 does not exist: choose schedule from constant, cosine",  # Hydra's number
-    "-m model=7 seed=1": "model=7 does not exist: choose model from gpt2",
-    "-m data=true": "data=true does not exist: choose data from copy, csv",
-    "-m hydra/launcher=1": "hydra/launcher=1 does not exist: choose hydra/launcher from",
-    '-m hydra.sweeper.variants=["model=7"]': "model=7 does not exist: choose model from gpt2",
-    "-m hydra.sweeper.params={model:[7,8]}": "model=7 does not exist: choose model from gpt2",
     "-m experiment=[heads,nope]": "experiment=nope does not exist: choose experiment from attention",
     "model={0}": "model={0} has settings in braces: type each setting as model.NAME=VALUE",
     "-m optimizer={1:2}": "optimizer={1:2} has settings in braces: type each setting as optimizer.NAME=VALUE",

@@ -627,6 +627,13 @@ MISTAKES = {
     "hydra.run.dir=out seed=1,2": "hydra.run.dir=out is no folder of a sweep: type hydra.sweep.dir=out",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
     "hydra/sweeper=grid2 seed=1,2": "hydra/sweeper=grid2 does not exist: choose hydra/sweeper from",
+    # Options that are numbers or truths to Hydra.
+    "schedule=1.0,cosine": "schedule=1.0 does not exist: choose schedule from constant, cosine",
+    "model=7 seed=1": "model=7 does not exist: choose model from gpt2",
+    "data=true": "data=true does not exist: choose data from copy, csv",
+    "hydra/launcher=1": "hydra/launcher=1 does not exist: choose hydra/launcher from",
+    'hydra.sweeper.variants=["model=7"]': "model=7 does not exist: choose model from gpt2",
+    "hydra.sweeper.params={model:[7,8]}": "model=7 does not exist: choose model from gpt2",
 }
 
 
