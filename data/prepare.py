@@ -41,7 +41,15 @@ from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
 from data.overlap import overlap, passage_length
 from data.texts import Source, fingerprint, in_real_folder, sizes_of, splits_apart
-from data.tokenizer import make_tokenizer, read_tokenizer, same_ids, same_tokens, save_tokenizer, tokenizer_content
+from data.tokenizer import (
+    decode_documents,
+    make_tokenizer,
+    read_tokenizer,
+    same_ids,
+    same_tokens,
+    save_tokenizer,
+    tokenizer_content,
+)
 
 FORMAT = 6  # changes with the content of the cache: older folders are then prepared again
 SPLITS = ("train", "val")
@@ -172,8 +180,8 @@ def prepared_bytes(data: DataConfig, name: str) -> int:
 def learned_share(data: DataConfig, names: Iterable[str], tokens: np.ndarray, tokenizer: Encoding) -> float:
     """Return the share of a text, tokens (N,), that training texts of the cache have too.
 
-    A text that is not there, has another tokenizer's tokens or more than MOST_LEARNED does not count. The share is 0 if
-    `tokens` are more.
+    By tokens, or by words if the texts have up to MOST_COMPARED. A text that is not there, has another tokenizer's
+    tokens or more than MOST_LEARNED does not count. The share is 0 if `tokens` are more.
     """
     texts = []
     for name in names if len(tokens) <= MOST_LEARNED else ():
@@ -183,7 +191,11 @@ def learned_share(data: DataConfig, names: Iterable[str], tokens: np.ndarray, to
                 texts.append(np.asarray(learned.train[:]))
     if not texts:
         return 0.0
-    return overlap(np.concatenate(texts), tokens, tokenizer.eot_token, passage_length(tokenizer))
+    train = np.concatenate(texts)
+    share = overlap(train, tokens, tokenizer.eot_token, passage_length(tokenizer))
+    if len(train) + len(tokens) <= MOST_COMPARED:
+        share = max(share, overlap(token_words(train, tokenizer), token_words(tokens, tokenizer), WORD_SEPARATOR))
+    return share
 
 
 def map_folder(folder: Path, encoding: Encoding | None, text: str, *, document_mask: bool) -> TokenDataset:
@@ -327,6 +339,11 @@ def word_ids(pieces: Iterable[Piece]) -> np.ndarray:
                 yield 1 + zlib.crc32(word.encode())
 
     return np.fromiter(ids(), np.uint64)
+
+
+def token_words(tokens: np.ndarray, tokenizer: Encoding) -> np.ndarray:
+    """Return the words of a text of tokens (N,) as ids, as word_ids() does."""
+    return word_ids(("", True, text) for text in decode_documents(tokenizer, tokens))
 
 
 def held_out(documents: Iterable[Iterable[str]]) -> Iterator[Piece]:

@@ -135,6 +135,14 @@ def encode_text(encoding: tiktoken.Encoding, text: str) -> np.ndarray:
     return np.concatenate(encoded)
 
 
+def decode_documents(encoding: tiktoken.Encoding, tokens: np.ndarray) -> Iterator[str]:
+    """Yield the documents of a text of tokens (N,), where <|endoftext|> begins each."""
+    marks = np.flatnonzero(tokens == encoding.eot_token)
+    for part in np.split(tokens, marks):
+        if len(part):
+            yield encoding.decode(part[part != encoding.eot_token].tolist())
+
+
 def gzip_bits(encoding: tiktoken.Encoding, tokens: np.ndarray) -> float:
     """Return the bits per byte of gzip -9 for a text, or for pieces from all over a long one.
 

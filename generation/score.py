@@ -21,7 +21,7 @@ from data.config import DataConfig, TokenizerConfig, check_source
 from data.prepare import FOLDER, TOLD_SHARE, has_hash, learned_share, prepare, prepared
 from data.tasks import TaskData
 from data.texts import Source
-from data.tokenizer import encode_text, same_tokens, token_bytes
+from data.tokenizer import decode_documents, encode_text, same_tokens, token_bytes
 from generation.config import AS_TRAINED, TextConfig
 from model.gpt import GPT
 from runs.checkpoint import TOKENIZER, Checkpoint, code_wanted, readable
@@ -206,8 +206,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
             notes += split_notes(checkpoints)
         else:
             notes.append(f"{checkpoints[0].path} has no validation split: this one is of {owner.path}")
-        parts = np.split(split, np.flatnonzero(split == first.eot_token))
-        documents = [first.decode(part[part != first.eot_token].tolist()) for part in parts if len(part)]
+        documents = list(decode_documents(first, split))
     # An equal tokenizer takes the tokens of the split as they are: decoded and encoded again they may be others.
     tokens = [
         split

@@ -20,18 +20,19 @@ def tokens(texts: list[list[int]]) -> list[int]:
     return [token for text in texts for token in (END, *text)]
 
 
-def spans(ids: list[int]) -> set[tuple[int, int]]:
-    """The begins and ends of all passages, and of the short documents."""
-    marks = [place for place, token in enumerate(ids) if token == END] + [len(ids)]
-    short = {(begin, end) for begin, end in pairwise(marks) if end - begin < PASSAGE}
-    return short | {(begin, begin + PASSAGE) for begin in range(len(ids) - PASSAGE + 1)}
+def spans(texts: list[list[int]]) -> list[tuple[tuple[int, ...], range]]:
+    """All passages and short documents of a text, with their places in it without the separators."""
+    text = [token for each in texts for token in each]
+    runs = [range(begin, begin + PASSAGE) for begin in range(len(text) - PASSAGE + 1)]
+    ends = np.cumsum([0, *map(len, texts)]).tolist()
+    short = [range(begin, end) for begin, end in pairwise(ends) if end - begin < PASSAGE]
+    return [(tuple(text[place] for place in places), places) for places in short + runs]
 
 
-def by_hand(train: list[int], val: list[int]) -> float:
-    known = {tuple(train[begin:end]) for begin, end in spans(train)}
-    within = {place for begin, end in spans(val) if tuple(val[begin:end]) in known for place in range(begin, end)}
-    text = [place for place, token in enumerate(val) if token != END]
-    return len(within & set(text)) / len(text)
+def by_hand(train: list[list[int]], val: list[list[int]]) -> float:
+    known = {passage for passage, _ in spans(train)}
+    within = {place for passage, places in spans(val) if passage in known for place in places}
+    return len(within) / sum(map(len, val))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -39,11 +40,21 @@ def test_it_counts_the_tokens_in_passages_and_short_documents_of_both(seed, monk
     monkeypatch.setattr(overlap, "BLOCK", 700)  # passages reach from one block into the next
     random = np.random.default_rng(seed)
     texts = documents(random, 60, 150)
-    train = tokens(texts)
-    begin = int(random.integers(0, len(train) - 400))
-    val = tokens([*documents(random, 5, 90), texts[7], train[begin : begin + 200], *documents(random, 2, 90), texts[3]])
-    share = overlap.overlap(np.array(train, np.uint16), np.array(val, np.uint16), END)
-    assert 0.1 < share < 0.9 and share == pytest.approx(by_hand(train, val))
+    whole = [token for text in texts for token in text]
+    begin = int(random.integers(0, len(whole) - 400))
+    val = [*documents(random, 5, 90), texts[7], whole[begin : begin + 200], *documents(random, 2, 90), texts[3]]
+    share = overlap.overlap(*(np.array(tokens(each), np.uint16) for each in (texts, val)), END)
+    assert 0.1 < share < 0.9 and share == pytest.approx(by_hand(texts, val))
+
+
+def test_a_text_has_the_passages_of_its_sentences_and_they_have_those_of_the_text(monkeypatch):
+    monkeypatch.setattr(overlap, "BLOCK", 700)
+    random = np.random.default_rng(2)
+    sentences = documents(random, 400, 9)  # many separators in each block
+    book = [[token for sentence in sentences for token in sentence]]
+    one, other = (np.array(tokens(text), np.uint16) for text in (sentences, book))
+    assert overlap.overlap(one, other, END) == overlap.overlap(other, one, END) == 1
+    assert overlap.overlap(one, other[:0:-1], END) == 0
 
 
 def test_one_sentence_of_bytes_is_no_passage_of_bytes():

@@ -893,6 +893,19 @@ def test_files_and_records_without_text_are_told(tmp_path):
     assert any(line.startswith("Records without text in text: 2, first in ") for line in lines)
 
 
+def test_a_text_and_its_sentences_as_records_are_the_same_text(tmp_path):
+    """Beside it as data.val_path, and for a run that has learned one of them before, in another layout too."""
+    sentences = [f"{number}. It is {number * number} steps to the river." for number in range(300)]
+    (tmp_path / "book.txt").write_text("\n".join(sentences[100:200]))
+    (tmp_path / "book.crlf.txt").write_text("\r\n".join(sentences[100:200]).upper())
+    records = write_jsonl(tmp_path / "sentences.jsonl", sentences)
+    learned = prepared(tmp_path, records, val_path=str(tmp_path / "book.txt"))
+    assert learned.description.endswith(", 100.0% of it also in the training text")
+    other = prepared(tmp_path, tmp_path / "book.crlf.txt", val_fraction=0.1)
+    data = DataConfig(cache_dir=str(tmp_path / "cache"))
+    assert prepare.learned_share(data, [learned.fingerprint], np.asarray(other.train[:]), other.tokenizer) == 1
+
+
 @pytest.mark.slow
 def test_the_share_of_a_grown_text_that_was_learned_before_is_that_of_its_documents(tmp_path):
     """A text that grows holds out other documents: longer ones may be held out of a longer text."""
