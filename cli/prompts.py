@@ -346,8 +346,9 @@ def tell_equal(samples: int, prompts_and_seeds: int, config: SampleConfig, greed
     if is_greedy(config):
         cause = "the same prompt, with the likeliest token at each step"
         remedies += ["raise temperature"] * (config.temperature == 0) + ["leave out top_k=1"] * (config.top_k == 1)
-    count = plural(samples - different, "sample")
-    print_error(f"{count} of {samples:,} repeat another of {cause}: {'; and '.join(remedies)}.")
+    repeated = samples - different
+    verb = "repeats" if repeated == 1 else "repeat"
+    print_error(f"{plural(repeated, 'sample')} of {samples:,} {verb} another of {cause}: {'; and '.join(remedies)}.")
 
 
 def sampler_hash(checkpoint: Checkpoint, config: SampleConfig) -> str:

@@ -20,10 +20,10 @@ from cli.prompts import (
     tell_tokens,
     write_results,
 )
-from common.console import say
+from common.console import print_error, say
 from common.errors import CheckpointError, SettingsError, format_value
 from common.settings import from_arguments
-from common.text import seen_from_here, visible
+from common.text import plural, seen_from_here, visible
 from generation.config import SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
 from model.gpt import GPT
@@ -35,6 +35,8 @@ HELP = """Type a prompt and the model continues it, without what was before; an 
 A line that ends in \\ continues in the next one.
 Ctrl-C stops the text, Ctrl-D or /quit ends the session.
 //text is a prompt that begins with a slash. /temperature 0.5 changes a setting for the next texts. The settings:"""
+AT_ONCE = {"end": "the model ends the document after this prompt", "stop": "a text of stop comes first"}
+"""Why a sample is empty, for the ends of generate()."""
 CHANGEABLE = [*(field.name for field in fields(SamplingParams)), "seed", "num_samples"]
 
 
@@ -104,6 +106,7 @@ def print_samples(
         return f"--- sample {number + 1} of {count}, seed={config.seed + number}\n{prompt}"
 
     first_text = ""
+    empty: list[str] = []  # the reason of each empty sample
     try:
         for first in range(0, count, config.batch_size):
             numbers = range(count)[first : first + config.batch_size]
@@ -113,6 +116,8 @@ def print_samples(
             texts = [""] * len(seeds)
             for chunk in generate(model, tokenizer, [tokens] * len(seeds), seeds=seeds, params=config):
                 texts[chunk.sample] += chunk.text
+                if chunk.finish in AT_ONCE and not texts[chunk.sample]:
+                    empty.append(AT_ONCE[chunk.finish])
                 if chunk.sample == 0:
                     first_text += chunk.text * (first == 0)
                     say(chunk.text, end="")
@@ -120,6 +125,8 @@ def print_samples(
             # Print the others after it.
             for number, text in zip(numbers[1:], texts[1:], strict=True):
                 say(heading(number) + text)
+        if empty:
+            print_error(f"{plural(len(empty), 'empty sample')}: {', or '.join(sorted({*empty}))}.")
     except KeyboardInterrupt:
         print()
         if not config.interactive:

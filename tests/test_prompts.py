@@ -310,7 +310,7 @@ EQUAL = {
     "seeds that meet": (
         '{"prompt": "ab", "seed": 1}\n{"prompt": "ab", "seed": 2}\n',
         {"num_samples": 2},
-        "1 sample of 4 repeat another",
+        "1 sample of 4 repeats another",
     ),
     "greedy": ("ab\n", {"num_samples": 3, "temperature": 0.0}, "2 samples of 3 repeat .* raise temperature"),
     "the likeliest": ("ab\nc\n", {"num_samples": 2, "top_k": 1}, "2 samples of 4 repeat .* leave out top_k=1"),

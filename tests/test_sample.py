@@ -248,6 +248,24 @@ def test_an_empty_line_continues_the_first_sample_a_prompt_may_have_lines_and_qu
     assert shown.endswith("> ") and sys.stdin.read() == "never read"
 
 
+@pytest.mark.parametrize(
+    ("chunks", "told"),
+    [
+        ([Chunk(0, "", "end")], "1 empty sample: the model ends the document after this prompt.\n"),
+        (
+            [Chunk(0, "", "stop"), Chunk(1, "", "stop"), Chunk(2, "a", "end")],
+            "2 empty samples: a text of stop comes first.\n",
+        ),
+        ([Chunk(0, ""), Chunk(0, "a"), Chunk(0, "", "end")], ""),
+    ],
+)
+def test_an_empty_sample_is_told_with_its_reason(chunks, told, run_directory, monkeypatch, capsys):
+    """As the continuation of a text that the model has ended, by an empty line of a session."""
+    monkeypatch.setattr("cli.sample.generate", lambda *_, **__: chunks)
+    sample(SampleConfig(checkpoint=str(run_directory), device="cpu", num_samples=1 + chunks[-1].sample))
+    assert capsys.readouterr().err == told
+
+
 def test_any_number_of_samples_takes_the_memory_of_one_batch(run_directory, monkeypatch):
     monkeypatch.setattr("cli.sample.generate", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):  # it had begun
