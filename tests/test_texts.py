@@ -1,5 +1,6 @@
 """The rules of data/config.py and data/texts.py: what is read, how, and what is refused."""
 
+import bz2
 import email.message
 import glob
 import gzip
@@ -21,6 +22,7 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
+from xml.sax.saxutils import escape
 
 import pytest
 from conftest import some
@@ -1111,6 +1113,17 @@ def test_the_command_of_the_page_copies_notes_without_fields_private_folders_and
         "empty.md": "",
         "none.md": "Rain.\n\n---\n\nSun.\n",
     }
+
+
+def test_the_command_of_the_page_makes_a_record_of_each_text_of_a_dump_in_xml(tmp_path):
+    texts = ["A [[river]] &amp; a <town>.\n\n== History ==\n", "", "#REDIRECT [[A]]", "It's <b>1</b> ü ·"]
+    pages = [f"<page><title>text {n}</title><text>{escape(text)}</text></page>\n" for n, text in enumerate(texts)]
+    marked = "<page><text>one <i>two</i> three</text></page>"
+    dump = f"<mediawiki xmlns='http://www.mediawiki.org/xml/export-0.10/'>{''.join(pages)}{marked}</mediawiki>"
+    (tmp_path / "simplewiki-pages-articles.xml.bz2").write_bytes(bz2.compress(dump.encode()))
+    subprocess.run(["bash", "-c", command_of_the_page("bzcat", "> pages.jsonl")], check=True, cwd=tmp_path)
+    found = [json.loads(line)["text"] for line in (tmp_path / "pages.jsonl").read_text().splitlines()]
+    assert found == [*texts, "one two three"]
 
 
 POSTS = {
