@@ -261,6 +261,19 @@ def test_with_another_batch_size_a_run_goes_on_where_it_is_in_the_text_and_count
     assert steps_of(config.run_dir)[-1] == len(counted) + 3 and read == [*range(sequences + 3 * 4)]
 
 
+@pytest.mark.slow
+def test_of_another_batch_size_the_micro_batch_is_no_further_change(train_config, caplog):
+    caplog.set_level(logging.INFO, "tinygpt")
+    with training.start.open_run(train_config) as run:
+        run.save()
+    resumed = replace(train_config, resume=train_config.run_dir, allow_changes=True)
+    said = f"with micro_batch_size 1 (was {train_config.batch_size}): the same batches in the same order"
+    for change, told in ((dict(batch_size=2 * train_config.batch_size), False), (dict(micro_batch_size=1), True)):
+        caplog.clear()
+        with training.start.open_run(replace(resumed, **change)):
+            assert (said in caplog.text) == ("micro_batch_size" in caplog.text) == told
+
+
 def test_counts_and_seconds_go_on_after_a_save_and_where_a_stopped_run_left_them(train_config):
     with training.start.open_run(train_config) as run:
         run.progress.step = 5

@@ -780,9 +780,12 @@ def prepare_directory(run: Run, saved: Saved | None, log_handler: MemoryHandler,
         log.info("resuming at step %d of %s", run.progress.step, directory)
         before = flat(saved.meta.config)
         now = flat(asdict(run.config))
-        has_other_batches = any(before.get(name, now[name]) != now[name] for name in ("seed", "batch_size"))
-        has_same = saved.meta.data == run.data.fingerprint and not has_other_batches
-        tell_changes(saved.meta.computed_on, run.computed_on(), has_same)
+        is_other = {name: before.get(name, now[name]) != now[name] for name in ("seed", "batch_size")}
+        has_same = saved.meta.data == run.data.fingerprint and not any(is_other.values())
+        facts = run.computed_on()
+        if is_other["batch_size"]:  # of which the micro-batch is a part
+            del facts["micro_batch_size"]
+        tell_changes(saved.meta.computed_on, facts, has_same)
 
 
 def tell_edited(directory: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
