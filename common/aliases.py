@@ -147,9 +147,10 @@ NAMES = {
     "tokenizer.vocab_size: the number that bpe learns; model.vocab_size adds rows to the embedding": (
         "vocab_size vocabulary_size"
     ),
-    "model.vocab_size: rows of the embedding; tokenizer.vocab_size is the number that bpe learns": (
-        "n_vocab padded_vocab_size pad_vocab_size_to make_vocab_size_divisible_by padding_multiple"
-    ),
+    "model.vocab_size: rows of the embedding; tokenizer.vocab_size is the number that bpe learns": """
+        n_vocab padded_vocab_size pad_vocab_size_to make_vocab_size_divisible_by padding_multiple pad_to_multiple_of
+        pad_vocab_size_multiple
+    """,
     "model.mlp: swiglu, relu2, gelu or gelu_tanh": """
         mlp hidden_act hidden_activation activation activation_function act_fn mlp_type mlp_class_name ffn_type swiglu
         use_swiglu squared_relu ff_glu ff_swish ff_relu_squared gelu_approximate relu_squared swish glu
@@ -536,6 +537,7 @@ NAMES = {
     "keep_checkpoints: 1 keeps the best and the latest, to continue from": "save_best_only save_only_best_model",
     "keep_checkpoints: the best is kept besides, and sample.py takes it": "load_best_model_at_end",
     "keep_checkpoints: the best checkpoint is always kept": "always_save_checkpoint",
+    "keep_checkpoints: the last step is always saved": "save_last",
     "keep_checkpoints: the best, which is kept besides, is that with the lowest validation loss": (
         "metric_for_best_model greater_is_better monitor early_stopping_metric early_stopping_monitor early_stop_metric"
     ),
