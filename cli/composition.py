@@ -289,12 +289,18 @@ def of_weights(name: str, *usual: Any, _root_: DictConfig) -> Any:
     """Return a setting of init_from's model; `usual`, or our default, without init_from."""
     if not is_given(_root_, "init_from") or (name == "attention" and is_given(_root_, "attention")):
         return usual[0] if usual else getattr(GPTConfig, name)
-    return with_torch().settings_of_weights(_root_.init_from)["model"][name]
+    return with_torch().settings_of_weights(as_typed(_root_, "init_from"))["model"][name]
 
 
 def is_given(cfg: DictConfig, name: str) -> bool:
     """Return whether a composition has a value of a setting; null is a text where it is typed."""
     return cfg[name] not in (None, *NULLS)
+
+
+def as_typed(cfg: DictConfig, name: str) -> str:
+    """Return the text of a setting, which Hydra may have read as a number or a list."""
+    value = cfg[name]
+    return format_value(OmegaConf.to_object(value) if OmegaConf.is_config(value) else value)
 
 
 def take_tokenizer(cfg: DictConfig, typed: Iterable[str]) -> None:
@@ -303,7 +309,7 @@ def take_tokenizer(cfg: DictConfig, typed: Iterable[str]) -> None:
     That of an experiment, or of a task, is for new weights alone.
     """
     with_torch().settings_of_weights.cache_clear()  # the run may have gone on, or be another one by now
-    tokenizer = with_torch().settings_of_weights(cfg.init_from).get("tokenizer")
+    tokenizer = with_torch().settings_of_weights(as_typed(cfg, "init_from")).get("tokenizer")
     for name in typed:
         if name.split(".")[0] == "tokenizer":
             value = OmegaConf.select(cfg, "tokenizer.name" if name == "tokenizer" else name)
@@ -324,7 +330,7 @@ def to_settings(
         raise SettingsError("the experiment's file has no settings of a run", remedy)
     code_hash = None
     if is_given(cfg, "code"):  # before the names that it registers are read
-        code_hash = with_torch().run_code(cfg.code)
+        code_hash = with_torch().run_code(as_typed(cfg, "code"))
     if is_given(cfg, "init_from"):
         take_tokenizer(cfg, typed)
     values = flat(OmegaConf.to_container(settings_of_run(cfg), resolve=True))  # type: ignore[arg-type]
@@ -530,6 +536,8 @@ def explain(error: BaseException) -> str | None:
     if type(error).__module__.startswith("sqlalchemy."):  # of Hydra's Optuna sweeper
         remedy = "write sqlite:///FILE.db, in a folder that is there"
         return f"hydra.sweeper.storage cannot be used ({first_line(error)}): {remedy}."
+    if str(error).startswith("Config group override must be"):  # as for model=choice(1,2)
+        return "an option is the name of a file, and a number or a truth is typed in its place: --help lists all."
     if not isinstance(error, HydraException):
         return None
     sentence = " ".join(str(error).split())
