@@ -80,17 +80,22 @@ def part_of(known: list[Part], part: Part) -> Part:
     raise ValueError(f"{name} is no part of the model: {remedy}.")
 
 
-def heads_of(attention: MultiHeadAttention) -> int:
+def heads_of(attention: nn.Module) -> int:
     """Return the number of heads whose results o_proj joins.
 
-    Modifiers that give each head several queries, as diff does, have combined them by then.
+    Modifiers that give each head several queries, as diff does, have combined them by then. Raises SettingsError for
+    a module around the layer, and for a form without such heads.
     """
-    H = attention.n_head
-    o_proj = getattr(attention, "o_proj", None)
-    width = getattr(o_proj, "in_features", H * attention.head_dim)  # nn.Identity has none
+    layer = uncompiled(attention)
+    if not isinstance(layer, MultiHeadAttention):
+        problem = f"the {type(layer).__name__} in the place of an attention layer has no heads to take apart"
+        raise SettingsError(problem, "put the layer itself there, and use hooks for what the module around it does")
+    H = layer.n_head
+    o_proj = getattr(layer, "o_proj", None)
+    width = getattr(o_proj, "in_features", H * layer.head_dim)  # nn.Identity has none
     # A form that merges in another way may never call o_proj: its hook would then do nothing, and say nothing.
-    if o_proj is None or type(uncompiled(attention)).merge is not MultiHeadAttention.merge or width % H:
-        problem = f"attention={attention.form} of layer {attention.layer_idx} has no heads to take apart"
+    if o_proj is None or type(layer).merge is not MultiHeadAttention.merge or width % H:
+        problem = f"attention={layer.form} of layer {layer.layer_idx} has no heads to take apart"
         raise SettingsError(problem, "choose a form whose results o_proj joins, such as sdpa or delta")
     return H
 

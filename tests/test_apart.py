@@ -633,6 +633,24 @@ def test_a_form_without_heads_is_refused_in_a_sentence():
                     call(model)
 
 
+@pytest.mark.parametrize("read", [results, writes, means, lambda model, tokens: without(model, Part(1))])
+def test_a_module_around_an_attention_layer_is_named(read):
+    """It was an AttributeError about n_head."""
+
+    class Around(nn.Module):
+        def __init__(self, inner: nn.Module):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *given, **named):
+            return self.inner(*given, **named)
+
+    model = random_gpt(n_layer=2)
+    model.blocks[1].attention = Around(model.blocks[1].attention)
+    with pytest.raises(SettingsError, match="the Around in the place of an attention layer has no heads to take apart"):
+        read(model, TOKENS)
+
+
 def test_every_form_and_modifier_is_among_the_tested():
     assert {part for name in EVERY for part in name.split("+")} >= {*FORMS, *MODIFIERS}
 
