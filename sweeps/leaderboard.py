@@ -141,7 +141,7 @@ Group = list[Job]
 
 
 def read_jobs(sweep: Path | str) -> list[Job]:
-    """Return the jobs in a sweep's folder by number; without jobs, all runs below it.
+    """Return the jobs in a folder by number, and the runs below it that are no jobs of a sweep.
 
     Of finished jobs with the same settings, seed and code, only the first is among them: together they would pass for
     several seeds.
@@ -149,21 +149,25 @@ def read_jobs(sweep: Path | str) -> list[Job]:
     sweep = Path(sweep)
     # Read the records of the jobs, by folder.
     found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
+    alone = [path.parent for path in sweep.glob(f"*/**/{SUMMARY}") if path.parent not in found]
     edited: dict[Path, dict[str, str]] = {}
-    settings = {folder: settings_of(folder, edited) for folder in found}
-    if not found:
-        for path in sweep.glob(f"*/**/{SUMMARY}"):
-            folder = path.parent
-            settings[folder] = settings_of_result(settings_of(folder, edited))
-            if "model.attention" in settings[folder]:  # attention is short for it
-                others = {name: value for name, value in settings[folder].items() if not name.endswith("attention")}
-                settings[folder] = {"attention": settings[folder]["model.attention"]} | others
-            own = [f"{name}={format_value(value)}" for name, value in settings[folder].items()]
-            found[folder] = JobRecord(0, own) if own else unreadable(path.with_name("config.yaml"))
+    settings = {folder: settings_of(folder, edited) for folder in [*found, *alone]}
+    # Beside a single run each is told by the settings in which they differ: no config.yaml has an option that was
+    # typed, such as tokenizer=byte.
+    if alone:
+        settings = {folder: with_one_attention(settings_of_result(own)) for folder, own in settings.items()}
+        known = [own for own in settings.values() if own]
+        every = dict.fromkeys(name for own in known for name in own)
+        differ = [name for name in every if len({shown(own.get(name, "")) for own in known}) > 1]
+        for folder, own in settings.items():
+            new = JobRecord(sys.maxsize, []) if own else unreadable(folder / "config.yaml")
+            found[folder] = told_by(differ, own, found.get(folder, new))
 
     # Add their settings and summaries. Where its config.yaml has a setting that some job was given, it has that value.
     order = sorted(found, key=lambda folder: (found[folder].number, folder))
     typed = {folder: dict(map(name_and_value, found[folder].overrides)) for folder in order}
+    if alone:
+        typed = {folder: with_one_attention(own) for folder, own in typed.items()}
     names = settings_of_result(dict.fromkeys(name for each in typed.values() for name in each))
     is_going_on = is_locked(sweep / ".lock") is not False  # on a disk without locks nobody knows
     jobs = []
@@ -205,6 +209,26 @@ def settings_of(folder: Path, edited: dict[Path, dict[str, str]]) -> dict[str, A
     if settings["resume"] and not is_own:
         del settings["init_from"]
     return settings
+
+
+def with_one_attention(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings in which `attention`, short for model.attention, stands for both."""
+    if "model.attention" not in settings:
+        return settings
+    others = {name: value for name, value in settings.items() if not name.endswith("attention")}
+    return {"attention": settings["model.attention"]} | others
+
+
+def told_by(names: Iterable[str], settings: dict[str, Any], record: JobRecord) -> JobRecord:
+    """Return a job's record with these of its settings in place of what was typed.
+
+    What follows from other settings stays, and without settings, those of a job that failed before it had a
+    config.yaml, what was typed but for options.
+    """
+    own = [f"{name}={format_value(settings[name])}" for name in names if name in settings]
+    typed = record.overrides
+    kept = [each for each in typed if ("${" in each if settings else name_and_value(each)[0] in DEFAULTS)]
+    return replace(record, overrides=[*own, *kept])
 
 
 def name_and_value(override: str) -> tuple[str, str]:

@@ -314,15 +314,41 @@ def test_a_setting_that_nobody_typed_divides_a_row_where_its_file_has_changed(tm
 
 def test_a_table_of_single_runs_has_their_attention_once(tmp_path):
     """It had a column for model.attention, and one for attention, short for it."""
-    for name, form in {"a": "sdpa", "b": "linear"}.items():
-        (tmp_path / name).mkdir()
-        put_summary(tmp_path / name, val_bpb=1.0)
-        written = {"model": {"attention": form, "attention_window": None}, "attention": None, "seed": 1}
-        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(written))
+    put_run(tmp_path / "a", "sdpa", 1, 1.0)
+    put_run(tmp_path / "b", "linear", 1, 1.0)
     jobs = read_jobs(tmp_path)
     assert [job.settings["attention"] for job in jobs] == ["sdpa", "linear"]
     assert not any("model.attention" in job.settings for job in jobs)
     assert markdown(read_jobs(tmp_path)).startswith("| attention | tokens | val bpb |")
+
+
+def test_a_table_has_the_single_runs_beside_the_jobs_of_sweeps(tmp_path):
+    """They were left out without a word where a sweep lay in the same folder."""
+    # Seed 1 of sdpa is a job and a single run, seed 3 a single run alone, and a job has failed before it began.
+    put_run(tmp_path / "sweep/0", "linear", 1, 4.0)
+    put_run(tmp_path / "sweep/1", "sdpa", 1, 1.0)
+    put_run(tmp_path / "again", "sdpa", 1, 1.0)
+    put_run(tmp_path / "third", "sdpa", 3, 2.0)
+    put_job(tmp_path / "sweep", 0, "tokenizer=byte", "model.attention=linear", val_bpb=4.0)
+    put_job(tmp_path / "sweep", 1, "tokenizer=byte", "model.attention=sdpa", val_bpb=1.0)
+    put_job(tmp_path / "sweep", 2, "tokenizer=byte", "model.attention=none", reason="there is none", val_bpb=None)
+    text = write_leaderboard(tmp_path)
+    head, best, worst, failed = cells(text)
+    assert head[:2] == ["attention", "seed"] and "tokenizer" not in head and "model.attention" not in head
+    assert best[:2] == ["sdpa", "1, 3"] and best[-1] == "1.5000 ± 0.7071"  # √(2 · 0.5²)
+    assert worst[:2] == ["linear", "1"] and worst[-1] == "4.0000"
+    assert failed[-1] == "failed: there is none"
+    assert "Left out, for the settings and the seed of another job: 1 job (again)." in text
+    with (tmp_path / "leaderboard.csv").open() as file:
+        assert [job["job"] for job in csv.DictReader(file)] == ["sweep/1", "third", "sweep/0", "sweep/2"]
+
+
+def put_run(folder: Path, form: str, seed: int, bpb: float) -> None:
+    """A single run's folder, without its checkpoints."""
+    folder.mkdir(parents=True)
+    put_summary(folder, seed=seed, val_bpb=bpb)
+    written = {"model": {"attention": form, "attention_window": None}, "attention": None, "seed": seed}
+    (folder / "config.yaml").write_text(yaml.safe_dump(written))
 
 
 TYPED = {  # values as they may be typed, and as config.yaml has them
@@ -766,7 +792,7 @@ def test_a_sweep_goes_on_with_further_values_of_any_setting_and_with_fewer(tmp_p
     (tmp_path / "s/2/job.json").unlink()
     said = refusal(*typed, "optimizer.lr=0.01,0.02", "seed=1,2", cwd=tmp_path)
     assert "s/2 holds a run of unknown settings (no job.json), not of" in said
-    assert held().keys() == {0, 1, 3, 4, 5, 6}
+    assert held() == begun | {6: (0.01, 4)}  # as a single run
 
 
 @pytest.mark.long
