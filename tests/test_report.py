@@ -22,6 +22,7 @@ from pathlib import Path
 from signal import SIGINT, raise_signal
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 import torch
 from browser import Browser, browse, data_of, drawn_on_paper, needs_axe, needs_browser, violations
@@ -577,6 +578,36 @@ def test_curves_tell_one_setting_by_colour_and_a_second_one_by_line_style(sweep)
         assert len(pairs) == len({row[setting] for row in found["two"]}) == len({row[look] for row in found["two"]}) > 1
     assert "attention=sdpa" in found["drawn"] and "optimizer.lr=0.01" in found["drawn"]
     assert len(set(re.findall('stroke-dasharray="(.*?)"', found["drawn"]))) == 2
+
+
+# Linear sRGB to the cones, L, M and S, and what they answer in protanopia and deuteranopia (Viénot et al. 1999).
+TO_CONES = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])
+SIGHTS = {
+    "all cones": np.eye(3),
+    "no L": np.array([[0, 2.02344, -2.52581], [0, 1, 0], [0, 0, 1]]),
+    "no M": np.array([[1, 0, 0], [0.494207, 0, 1.24827], [0, 0, 1]]),
+}
+TO_XYZ = np.array([[0.41246, 0.35758, 0.18044], [0.21267, 0.71515, 0.07217], [0.01933, 0.11919, 0.9503]])
+
+
+def seen(colour: str, sight: str) -> np.ndarray:
+    """A colour as such an eye sees it, in CIELAB."""
+    values = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.linalg.solve(TO_CONES, SIGHTS[sight] @ TO_CONES @ linear), 0, 1)
+    x, y, z = np.cbrt(TO_XYZ @ linear / [0.95047, 1, 1.08883])  # of colours that are not nearly black
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("family", "least"), [("hue", 17), ("step", 9)])
+def test_colours_of_curves_differ_for_every_eye(family, least, theme, sight):
+    """Blue and violet were 4 apart where green is not seen, as two blues are, and no pair less than 23 for others."""
+    pairs = re.findall(rf"--{family}\d: light-dark\((#\w+), (#\w+)\)", (PAGES / "kit.css").read_text())
+    colours = [seen(pair[theme == "dark"], sight) for pair in pairs]
+    assert len(colours) == 8
+    assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(colours, 2)) > least
 
 
 @needs_browser
