@@ -185,10 +185,13 @@ def writing(setting: str, path: str) -> Iterator[Path]:
     A link is followed. An OSError, here or in the body, becomes a SettingsError.
     """
     place = user_path(setting, path)
-    with os_errors_named(setting, path, "written", "name another place, or make its folder first"):
+    target = Path(os.path.realpath(place))
+    has_folder = os.path.isdir(target.parent)  # noqa: PTH112  # which raises nothing
+    remedy = "name another place" if has_folder else "name another place, or make its folder first"
+    with os_errors_named(setting, path, "written", remedy):
         if place.exists():
             regular(place)
-        with replacing(Path(os.path.realpath(place))) as unfinished:
+        with replacing(target) as unfinished:
             # Refuse a folder that cannot be written before the body works for minutes.
             unfinished.touch()
             unfinished.unlink()

@@ -52,6 +52,9 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
     pairs = (argument.lstrip("-+").partition("=") for argument in arguments)
     typed = {name: value for name, _, value in pairs}
     for place, argument in enumerate(arguments):
+        if not argument.strip(" "):
+            problem = f"cannot read {argument!r}, an empty argument, as of a variable in quotes that is not set"
+            raise SettingsError(problem, "leave it out, or give the variable a value")
         if argument.startswith("'"):
             shown = "NAME=['A','B']" if "[" in argument else argument.strip("'")
             remedy = f'type double quotes around an argument, and single ones inside, as in "{shown}"'

@@ -833,10 +833,10 @@ def saved_run(folder: Path, model: GPT, tokenizer=BYTE) -> str:
             dict(largest=30_000),
             "to=demo.html would have 132 kB, more than the 30 kB that browsers open: choose a smaller model.",
         ),
-        (dict(full=True), "to=demo.html cannot be written (No space left on device): name another place, or make"),
+        (dict(full=True), "to=demo.html cannot be written (No space left on device): name another place."),
         (
             dict(to="no/demo.html"),
-            "to=no/demo.html cannot be written (No such file or directory): name another place",
+            "to=no/demo.html cannot be written (No such file or directory): name another place, or make its folder",
         ),
     ],
 )

@@ -450,7 +450,7 @@ def test_a_disk_that_is_full_is_an_error_of_the_system(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left on device") as refused:
         to_huggingface(random_gpt(), tmp_path)
     assert refused.value.errno == errno.ENOSPC
-    named = "to=.*out cannot be written .No space left on device.: name another place"
+    named = "to=.*out cannot be written .No space left on device.: name another place.$"
     with pytest.raises(SettingsError, match=named), writing("to", str(tmp_path / "out")) as unfinished:
         to_huggingface(random_gpt(), unfinished)
 

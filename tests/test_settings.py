@@ -883,6 +883,10 @@ def test_quotes_that_the_shell_of_windows_leaves_in_place_are_answered_with_thos
         with pytest.raises(SettingsError, match=f"seed= is empty: {remedy}"):
             parse_overrides(typed.split())
     assert parse_overrides(["prompt='tis"]) == {"prompt": "'tis"}
+    # As of python train.py "$MORE" where that is not set: no value with spaces was divided.
+    for typed in ([""], ["seed=2", ""], ["seed=2", " ", "max_steps=3"]):
+        with pytest.raises(SettingsError, match="an empty argument, .*: leave it out, or give the variable a value.$"):
+            parse_overrides(typed)
 
 
 def test_powershell_which_divides_a_value_at_commas_is_answered_with_the_quotes_that_it_needs():
