@@ -35,7 +35,7 @@ PAGE = "report.html"
 # {format of a figure: its function}, as in pages/runs.html.
 FORMATS = {
     "number": lambda figure: f"{figure:.4f}",
-    "grouped": lambda figure: f"{figure:,.0f}",
+    "grouped": lambda figure: f"{math.floor(figure + 0.5):,}",  # Python rounds 7388.5 to an even number, a browser up
     "short": lambda figure: si(figure, 3, ""),
     "duration": duration,
 }

@@ -466,13 +466,14 @@ def test_a_page_has_the_leaderboards_rows_with_means_and_deviations_over_seeds(s
 @pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 def test_a_page_writes_counts_and_durations_as_the_leaderboard_does():
     draw = random.Random(0)
-    figures = [999_960.0, 999.7, 89.99, 5399.0, 5401.0, 129_599.0, 129_601.0, 5e7]
+    figures = [999_960.0, 999.7, 89.99, 5399.0, 5401.0, 129_599.0, 129_601.0, 5e7, 7388.5, 7389.5]
     figures += [draw.uniform(1, 10) * 10.0 ** draw.randint(0, 12) for _ in range(500)]
     duration = re.search(r"function duration.*?\n}", (PAGES / "runs.html").read_text(encoding="utf-8"), re.DOTALL)
-    script = f"{(PAGES / 'chart.js').read_text(encoding='utf-8')}\n{duration[0]}\n"
-    script += f"console.log(JSON.stringify({figures}.map(x => [short(x), duration(x)])));"
+    grouped = re.search(r"const grouped = .*", (PAGES / "kit.js").read_text(encoding="utf-8"))
+    script = f"{(PAGES / 'chart.js').read_text(encoding='utf-8')}\n{duration[0]}\n{grouped[0]}\n"
+    script += f"console.log(JSON.stringify({figures}.map(x => [short(x), duration(x), grouped(x)])));"
     found = json.loads(subprocess.run(["node", "-e", script], capture_output=True, check=True, text=True).stdout)
-    assert found == [[FORMATS["short"](x), FORMATS["duration"](x)] for x in figures]
+    assert found == [[FORMATS[name](x) for name in ("short", "duration", "grouped")] for x in figures]
 
 
 def test_the_best_row_of_a_page_may_be_under_way_but_not_failed(tmp_path):
