@@ -687,3 +687,13 @@ def test_the_price_and_the_energy_of_a_run_are_its_hours_times_those_of_one():
     figures = r"([\d.]+) h on a card of (\d+) W, at ([\d.]+) an hour, come to ([\d.]+) kWh and ([\d.]+),"
     (hours, watts, price, energy, whole) = (float(figure) for figure in re.findall(figures, text)[0])
     assert (round(hours * watts / 1000, 1), round(hours * price, 2)) == (energy, whole)
+
+
+@pytest.mark.parametrize("name", ["texts", "attention", "sweeps"])
+def test_each_case_of_the_log_has_a_verdict_and_a_fall_what_happens_now(name):
+    with (ROOT / f"docs/results/cases/{name}.csv").open(encoding="utf-8", newline="") as file:
+        cases = [*csv.DictReader(file, strict=True)]
+    assert len(cases) > 400
+    for case in cases:
+        assert None not in {*case, *case.values()} and case["source"] and case["situation"], case
+        assert case["verdict"] == "held" or (case["verdict"] in ("fell", "missing") and case["now"]), case
