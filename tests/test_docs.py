@@ -30,6 +30,7 @@ import model.attention as registered
 from cli.composition import composing, register_schema, to_settings
 from cli.overrides import GROUPS
 from common.settings import from_arguments, setting_hints
+from data import overlap, prepare
 from docs.compare import Comparison
 from docs.estimates import Estimate
 from eval import EvalConfig
@@ -37,6 +38,7 @@ from export import ExportConfig
 from generation.config import SampleConfig
 from model.attention.code import RAN, run_code
 from model.config import GPTConfig
+from sweeps.evidence import MOST_PAIRS
 from training.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -697,3 +699,27 @@ def test_each_case_of_the_log_has_a_verdict_and_a_fall_what_happens_now(name):
     for case in cases:
         assert None not in {*case, *case.values()} and case["source"] and case["situation"], case
         assert case["verdict"] == "held" or (case["verdict"] in ("fell", "missing") and case["now"]), case
+
+
+LIMITS = {
+    "data.md": [
+        f"passages of {overlap.PASSAGE} tokens or words",
+        f"at most 1/{1 / prepare.LONGEST_SHARE:.0f} of the",
+        f"at most {prepare.SHORT:,} characters",
+        f"of more than {prepare.HEAD / 1e6:.0f} million characters is read once more",
+        f"more than {prepare.MOST_COMPARED / 1e6:.0f} million tokens only `data.val_path` is compared",
+        f"`train.bin` is larger than {prepare.HASHED / 2**20:.0f} MB",
+    ],
+    "generation.md": [
+        f"up to {prepare.MOST_LEARNED >> 20} million tokens of each",
+        f"(for words {prepare.MOST_COMPARED >> 20} million of both)",
+    ],
+    "sweeps.md": [f"`hydra.sweeper.max_pairs` is 20 by default and {MOST_PAIRS} at most"],
+}
+
+
+@pytest.mark.parametrize("page", LIMITS)
+def test_a_limit_that_a_page_states_is_that_of_the_code(page):
+    """Pages told 268 million tokens, where passages were looked for in 2."""
+    text = " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+    assert not [limit for limit in LIMITS[page] if limit not in text]
