@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 import sweeps.decide
 import sweeps.grid
+from common.text import visible
 from sweeps.leaderboard import write_leaderboard
 
 
@@ -35,7 +36,8 @@ class Decide(sweeps.decide.Decide):
 class AfterJob(Callback):
     """Frees a job's memory and rewrites the leaderboard.
 
-    A parallel launcher calls it in the job's own process.
+    A parallel launcher calls it in the job's own process. At the end of a sweep it prints the table for Hydra's Optuna
+    sweeper, as ours print their own.
     """
 
     def __init__(self) -> None:
@@ -61,3 +63,8 @@ class AfterJob(Callback):
             torch.cuda.empty_cache()
         if not config.dry_run and os.environ.get("RANK", "0") == "0":
             write_leaderboard(Path(config.hydra.sweep.dir))
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        is_ours = config.hydra.runtime.choices["hydra/sweeper"] in ("basic", "decide", "grid")
+        if not is_ours and not config.dry_run and os.environ.get("RANK", "0") == "0":
+            print(visible(f"\n{write_leaderboard(Path(config.hydra.sweep.dir))}"), flush=True)

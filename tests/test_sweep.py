@@ -573,6 +573,18 @@ def test_a_failed_jobs_exception_does_not_keep_its_model_alive(is_its_cause):
     assert kept[0]() is None
 
 
+@pytest.mark.parametrize(
+    ("sweeper", "dry_run", "told"), [("optuna", False, True), ("optuna", True, False), ("grid", False, False)]
+)
+def test_the_table_is_printed_after_a_sweeper_that_is_not_ours(sweeper, dry_run, told, tmp_path, capsys):
+    """After hydra/sweeper=optuna the terminal had neither the table nor its folder."""
+    put_job(tmp_path, 0, "optimizer.lr=0.1", val_bpb=1.25)
+    hydra = {"sweep": {"dir": str(tmp_path)}, "runtime": {"choices": {"hydra/sweeper": sweeper}}}
+    AfterJob().on_multirun_end(OmegaConf.create({"dry_run": dry_run, "hydra": hydra}))
+    shown = capsys.readouterr().out
+    assert ("1.2500" in shown and f"table     {tmp_path}/leaderboard.md" in shown) == told
+
+
 def test_a_job_knows_whether_its_folder_holds_its_run(tmp_path):
     job = tmp_path / "3"
     job.mkdir()
