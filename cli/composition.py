@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
@@ -181,10 +181,8 @@ def tell_overruled_option(
     with composing():
         cfg = compose("train", overrides, return_hydra_config=True)
         theirs = compose("train", [*overrides, f"experiment={quote(experiment)}"])
-    folders = [CONF, *(Path(place.removeprefix("file://")) for place in cfg.hydra.searchpath)]
-    files = [folder / group / f"{option}.yaml" for folder in folders]
     own = {}
-    for file in filter(Path.is_file, files):
+    for file in files_of(cfg, group, option):
         written = OmegaConf.load(file)  # of its group, a task's of all groups
         settings = OmegaConf.select(written, group, default=written)
         # The rates of an optimizer, or the steps of a schedule, are for this one alone, also if they are defaults.
@@ -198,6 +196,38 @@ def tell_overruled_option(
         log.warning("%s: type %s for what that option has.", fact, asked)
 
 
+def files_of(cfg: DictConfig, group: str, option: str) -> list[Path]:
+    """Return the files of an option, in conf/ and in the folders of --config-dir."""
+    folders = [CONF, *(Path(place.removeprefix("file://")) for place in cfg.hydra.searchpath)]
+    return [*filter(Path.is_file, (folder / group / f"{option}.yaml" for folder in folders))]
+
+
+def file_with(name: str, cfg: DictConfig) -> Path | None:
+    """Return the file of a chosen option that has a setting, None if there is none.
+
+    An experiment counts before others.
+    """
+    found = None
+    for group, option in cfg.hydra.runtime.choices.items():
+        for file in files_of(cfg, group, str(option)):
+            written = flat(OmegaConf.to_container(OmegaConf.load(file)))  # type: ignore[arg-type]
+            is_there = {name, name.removeprefix(f"{group}.")} & written.keys()
+            found = file if is_there and (group == "experiment" or not found) else found
+    return found
+
+
+@contextmanager
+def naming_file(cfg: DictConfig, typed: Container[str]) -> Iterator[None]:
+    """Name the file that has the wrong setting of an error within, unless it is typed."""
+    try:
+        yield
+    except SettingsError as error:
+        file = file_with(error.setting, cfg) if error.setting and error.setting not in typed else None
+        if file and error.remedy.startswith("correct it"):
+            error.remedy = f"correct it in {seen_from_here(file)}"
+        raise
+
+
 def compose_settings(typed: dict[str, str], searched: Sequence[str] = ()) -> TrainConfig:
     """Return the settings of a single run.
 
@@ -206,7 +236,8 @@ def compose_settings(typed: dict[str, str], searched: Sequence[str] = ()) -> Tra
     with composing():
         overrides = [*searched, *(f"{name}={quote(value)}" for name, value in typed.items())]
         cfg = compose("train", overrides, return_hydra_config=True)
-    config = to_settings(cfg, typed, lambda name: value_without(name, typed, searched))
+    with naming_file(cfg, typed):
+        config = to_settings(cfg, typed, lambda name: value_without(name, typed, searched))
     # An experiment may ask for a sweep. A plan of one run does no harm.
     sweeper = cfg.hydra.sweeper
     choices = cfg.hydra.runtime.choices
@@ -379,7 +410,7 @@ def check_job(overrides: Sequence[str], compose: Callable[[], DictConfig]) -> Tr
     check_typed(typed, is_sweep=True)
     cfg = compose()
     try:
-        with no_job():
+        with no_job(), naming_file(cfg, typed):
             config = to_settings(cfg, typed)
     except InterpolationKeyError:
         raise

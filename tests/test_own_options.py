@@ -47,6 +47,25 @@ def test_an_experiment_stands_in_a_folder_of_ones_own(folder):
     assert composed(f"--config-dir={folder}", "experiment=shakespeare", "dry_run=true").data.source == "shakespeare"
 
 
+@pytest.mark.parametrize(
+    ("typed", "remedy"),
+    [
+        ("experiment=odd", "correct it in my files, 1/experiment/odd.yaml"),
+        ("experiment=odd optimizer=own", "correct it in my files, 1/experiment/odd.yaml"),
+        ("optimizer=own", "correct it in my files, 1/optimizer/own.yaml"),
+        ("experiment=odd optimizer.lr=-1", "correct it, or leave it out for optimizer.lr=-3"),
+    ],
+)
+def test_a_wrong_value_that_nobody_typed_is_told_with_its_file(folder, typed, remedy):
+    """It was told to be left out, of a command that did not have it."""
+    (folder / "optimizer").mkdir()
+    (folder / "experiment/odd.yaml").write_text("# @package _global_\noptimizer:\n  lr: -3\n")
+    (folder / "optimizer/own.yaml").write_text("name: adamw\nlr: -2\n")
+    with pytest.raises(SettingsError) as raised:
+        composed("--config-dir=my files, 1", *typed.split())
+    assert raised.value.setting == "optimizer.lr" and raised.value.remedy == remedy
+
+
 @pytest.mark.parametrize("typed", [["--config-dir=nothere"], ["-cd"], ["--config-dir", ""], ["--config-dir=."]])
 def test_a_folder_without_options_is_refused(folder, typed):
     with pytest.raises(SettingsError, match="is no folder with options: name one with files such as experiment/NAME"):
