@@ -1,6 +1,6 @@
 """Report: the logger that draws report.html, the page of a run, while it trains."""
 
-import json
+import logging
 import math
 import platform
 import shlex
@@ -17,13 +17,14 @@ from common.text import visible
 from model.heads import for_each_layer
 from pages.kit import packed_shares
 from pages.runs import RECORD, run_page
-from runs.directory import open_log
+from runs.directory import RowFile
 from runs.metrics import Row
 from runs.origin import commit
 from training.evaluation import first_sequences
 from training.logger import Logger
 from training.run import Run
 
+log = logging.getLogger("tinygpt")
 FIRST = 10  # seconds to the first drawing, and the least between two
 LEAST_WORK = 100  # the next drawing waits for at least so many times the duration of the last one
 MAP_BYTES = 50_000  # for the maps of all heads in one evaluation
@@ -38,8 +39,9 @@ class Report(Logger):
     def __init__(self, run: Run, rows: list[Row]) -> None:
         self.run = run
         self.next_time = time.perf_counter() + FIRST
+        self.is_drawn = True
         self.evaluations = sum("val_loss" in row for row in rows)
-        self.file = open_log(run.directory / RECORD, "a" if run.progress.step else "w")
+        self.file = RowFile(run.directory / RECORD, "a" if run.progress.step else "w")
         cuda = run.device.type == "cuda"
         machine = {
             "system": platform.platform(terse=True),
@@ -69,13 +71,23 @@ class Report(Logger):
 
     def note(self, **values: Any) -> None:
         """Append a line to report.jsonl."""
-        self.file.write(json.dumps({"step": self.run.progress.step, **values}) + "\n")
-        self.file.flush()
+        self.file.write({"step": self.run.progress.step, **values})
 
     def draw(self) -> None:
-        """Draw the page, and schedule the next drawing: they take at most a hundredth of the run."""
+        """Draw the page, and schedule the next drawing: they take at most a hundredth of the run.
+
+        A page that cannot be written, as on a full disk, is drawn anew the next time.
+        """
         started = time.perf_counter()
-        replace_text(self.run.directory / "report.html", run_page(self.run.directory))
+        page = self.run.directory / "report.html"
+        content = run_page(self.run.directory)
+        try:
+            replace_text(page, content)
+            self.is_drawn = True
+        except OSError as error:
+            if self.is_drawn:
+                log.error("%s cannot be written (%s): it is drawn anew when it can.", page, error.strerror)
+            self.is_drawn = False
         ended = time.perf_counter()
         self.next_time = ended + max(FIRST, LEAST_WORK * (ended - started))
 

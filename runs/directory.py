@@ -19,6 +19,7 @@ from common.errors import SettingsError
 from common.files import locked, pointed, user_path
 from common.text import flat
 
+log = logging.getLogger("tinygpt")
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 TABLE = "leaderboard.csv"  # of a folder of runs
 LOGS = ("metrics.jsonl", "report.jsonl", "train.log")
@@ -93,6 +94,28 @@ def open_log(file: Path, mode: str) -> IO[str]:
     if mode == "a" and file.read_bytes()[-1:] not in (b"", b"\n"):
         log_file.write("\n")
     return log_file
+
+
+class RowFile:
+    """A log of JSON rows. A disk that is full for a while costs no row, if there is room later."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.path = path
+        self.file = open_log(path, mode)
+        self.is_full = False
+
+    def write(self, row: dict[str, Any]) -> None:
+        try:
+            self.file.write(json.dumps(row) + "\n")
+            self.file.flush()  # a reader sees it at once
+            self.is_full = False
+        except OSError as error:  # the next row writes first what waits in the file's buffer, some kilobytes
+            if not self.is_full:
+                log.error("%s cannot be written (%s): rows may be lost until it can.", self.path, error.strerror)
+            self.is_full = True
+
+    def close(self) -> None:
+        self.file.close()
 
 
 def log_sizes(run: Path) -> dict[str, int]:

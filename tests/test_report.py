@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import io
 import itertools
 import json
@@ -20,6 +21,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, raise_signal
+from unittest.mock import Mock
 from urllib.parse import unquote
 
 import numpy as np
@@ -38,6 +40,8 @@ from runs.metrics import read_metrics
 from runs.summary import JobRecord, Summary, write_job, write_summary
 from sweeps.leaderboard import FORMATS, write_leaderboard
 from train import train
+from training.log import MetricsFile, SummaryFile
+from training.start import open_run
 
 PAGES = Path(report.__file__).parent
 PRESS = 'const press = (where, key) => where.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));'
@@ -780,3 +784,29 @@ def test_choices_that_a_reloaded_page_no_longer_has_leave_it_as_it_begins(sweep)
         write_leaderboard(sweep.parent)
         browser.reload()
         assert browser.run("[$('colour').value, $('logx').checked]") == ["attention", True] and browser.run(count) > 50
+
+
+def test_a_page_that_meets_a_full_disk_has_its_samples_when_there_is_room(train_config, caplog, monkeypatch):
+    """One error ended the page: no later sample, no later curve."""
+    with open_run(replace(train_config, sample_tokens=0)) as run:
+        MetricsFile(run).on_row({"step": 1, "loss": 2.0}, "")
+        SummaryFile(run, [])
+        report = Report(run, [])
+        refuse = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        for sample, is_full in (("first", False), ("second", True), ("third", True), ("fourth", False)):
+            with monkeypatch.context() as patch:
+                if is_full:
+                    patch.setattr("pages.report.replace_text", refuse)
+                    patch.setattr(report.file.file, "flush", refuse)
+                report.note(sample=sample)
+                report.draw()
+        report.on_end(None)
+        page = (run.directory / "report.html").read_text(encoding="utf-8")
+        assert all(sample in page for sample in ("first", "second", "third", "fourth"))
+        lines = (run.directory / "report.jsonl").read_text().splitlines()
+        assert [json.loads(line).get("sample") for line in lines] == [None, "first", "second", "third", "fourth"]
+    told = [message.rpartition("/")[2] for message in caplog.messages if "No space" in message]
+    assert told == [
+        "report.jsonl cannot be written (No space left on device): rows may be lost until it can.",
+        "report.html cannot be written (No space left on device): it is drawn anew when it can.",
+    ]

@@ -17,7 +17,7 @@ from torch import Tensor
 from common.errors import first_line
 from model.heads import head_statistics
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token
-from runs.directory import open_log
+from runs.directory import RowFile
 from runs.metrics import Evaluation, Row, finite, is_number, read_metrics
 from runs.origin import PROJECT_HASH, commit
 from runs.summary import NUMBERS, Summary, sentence_of, write_summary
@@ -42,19 +42,11 @@ class MetricsFile(Logger):
 
     def __init__(self, run: Run) -> None:
         self.path = run.directory / "metrics.jsonl"
-        self.file = open_log(self.path, "a" if run.progress.step else "w")
+        self.file = RowFile(self.path, "a" if run.progress.step else "w")
         self.is_gone = False
-        self.is_full = False
 
     def on_row(self, row: Row, sample: str) -> None:
-        try:
-            self.file.write(json.dumps(finite(row)) + "\n")
-            self.file.flush()  # a reader sees it at once
-            self.is_full = False
-        except OSError as error:  # the next row writes first what waits in the file's buffer, some kilobytes
-            if not self.is_full:
-                log.error("%s cannot be written (%s): rows may be lost until it can.", self.path, error.strerror)
-            self.is_full = True
+        self.file.write(finite(row))
         if not self.is_gone and not self.path.exists():
             self.is_gone = True
             log.warning(GONE, self.path, self.path.parent)
