@@ -220,7 +220,8 @@ def write_checkpoint(
     with replacing(directory) as unfinished:
         unfinished.mkdir()
         save_file(weights, unfinished / WEIGHTS)
-        save_file(optimizer, unfinished / OPTIMIZER)
+        if optimizer:  # otherwise its absence says that no run can resume from here
+            save_file(optimizer, unfinished / OPTIMIZER)
         if tokenizer is not None:
             save_tokenizer(tokenizer, unfinished / TOKENIZER)
         meta.files = {file.name: describe_file(file) for file in sorted(unfinished.iterdir())}

@@ -239,10 +239,19 @@ def newest(run: Path, read: Callable[[Path], T], say: Callable[[str], None] = lo
         return first_intact(checkpoints_to_try(run / "checkpoints"), read, say)
 
 
+def read_whole(path: Path) -> Saved:
+    """Return an intact checkpoint; CheckpointError also if it was saved without optimizers."""
+    meta = verify_checkpoint(path)
+    if OPTIMIZER not in meta.files:
+        remedy = f"{hydra_quoted('init_from', path)} begins a new run with its weights"
+        raise CheckpointError("has no optimizer's state", remedy, setting="checkpoint", value=path)
+    return Saved(path, meta)
+
+
 def newest_intact(run: Path) -> Saved:
     """Return a run's latest intact checkpoint; warn of damaged ones."""
     try:
-        return newest(run, lambda path: Saved(path, verify_checkpoint(path)), log.warning)
+        return newest(run, read_whole, log.warning)
     except CheckpointError as error:
         with suppress(CheckpointError):  # perhaps somebody removed the optimizers' states alone, to save room
             path = newest(run, lambda path: verify_checkpoint(path, WEIGHTS, TOKENIZER) and path)

@@ -27,7 +27,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from conftest import first_of, run_here, some, started
+from conftest import first_of, random_gpt, run_here, some, started
 from test_checkpoint import forge, forge_file
 
 import train as train_module
@@ -44,7 +44,17 @@ from data.tokenizer import same_tokens, train_bpe
 from generation.score import ScoringParams, score, validation_split
 from model.config import GPTConfig
 from model.size import flops_per_token, without_weights
-from runs.checkpoint import Meta, Progress, as_json, find_checkpoints, open_checkpoint, read_meta, write_checkpoint
+from runs.checkpoint import (
+    Meta,
+    Progress,
+    as_json,
+    find_checkpoints,
+    load_checkpoint,
+    open_checkpoint,
+    read_meta,
+    save_checkpoint,
+    write_checkpoint,
+)
 from runs.directory import LOGS, lock_run, settings_text, written_comments, written_settings
 from runs.metrics import read_metrics
 from runs.origin import PROJECT_HASH
@@ -476,7 +486,8 @@ def test_a_copy_of_a_checkpoint_by_another_number_is_neither_gone_on_from_nor_wr
 
     def write(step: int) -> None:
         meta = Meta({}, Progress(step=step))
-        write_checkpoint(folder / f"step_{step}", {"weight": torch.full((1,), float(step))}, {}, meta, None)
+        weights = {"weight": torch.full((1,), float(step))}
+        write_checkpoint(folder / f"step_{step}", weights, {"moment": torch.zeros(1)}, meta, None)
 
     def weight(name: str) -> float:
         return safetensors.torch.load_file(folder / name / "model.safetensors")["weight"].item()
@@ -771,6 +782,20 @@ def test_a_checkpoint_taken_out_of_its_run_asks_for_a_text_if_that_had_a_path(tm
     (tmp_path / "taken" / "meta.json").write_text(as_json(Meta({"data": data}, Progress(step=4))))
     with pytest.raises(SettingsError, match=rf": resume=\S*taken-run{typed} goes on from it after mkdir"):
         find_run(str(tmp_path / "taken"), None)
+
+
+def test_a_checkpoint_that_was_saved_without_optimizers_begins_a_run_and_continues_none(tmp_path):
+    """A mean of weights was said to go on, then to have another text, then to be damaged."""
+    model = random_gpt(vocab_size=257)
+    save_checkpoint(tmp_path / "mean", model=model, tokenizer=None, config=TrainConfig(model=model.config))
+    assert not (tmp_path / "mean/optimizer.safetensors").exists()
+    with pytest.raises(SettingsError, match=r"holds no run .*: init_from=\S*mean begins a new run with its weights\.$"):
+        find_run(str(tmp_path / "mean"), None)
+    step = tmp_path / "run/checkpoints/step_0"
+    shutil.copytree(tmp_path / "mean", step)
+    with pytest.raises(SettingsError, match=rf"{step} has no optimizer's state: init_from={step} begins a new run"):
+        newest_intact(tmp_path / "run")
+    assert load_checkpoint(step).model.config == model.config
 
 
 def test_comments_that_a_person_wrote_into_config_yaml_are_kept_once_and_texts_with_a_hash_are_none(tmp_path):
