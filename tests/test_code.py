@@ -686,6 +686,35 @@ def test_a_modifier_that_is_wrong_only_for_documents_with_a_cache_fails(tmp_path
     assert row.count("FAIL") == 1 and re.fullmatch(r".*FAIL \S+ +ok \S+ *", row), row
 
 
+OWN_BACKWARD = (
+    f"import torch\nfrom model.attention.modifiers import Modifier\n{BEGINNING}"
+    "from model.attention.contract import from_weights\nfrom model.attention.registry import modifier\n"
+    "class Softmax(torch.autograd.Function):\n"
+    "    @staticmethod\n    def forward(ctx, scores):\n"
+    "        ctx.save_for_backward(scores.softmax(-1))\n        return scores.softmax(-1)\n"
+    "    @staticmethod\n    def backward(ctx, g):\n"
+    "        (w,) = ctx.saved_tensors\n        return w * (g - SUM * (w * g).sum(-1, keepdim=True))\n"
+    "@form('fast')\n@from_weights\ndef fast(scores):\n    return Softmax.apply(scores)\n"
+    "@modifier('mixed', changes='result')\nclass Mixed(Modifier):\n"
+    "    def finish(self, y, v, x, ctx):\n        return y * Softmax.apply(y)\n"
+)
+
+
+@pytest.mark.parametrize("summed", [True, False])
+def test_a_backward_of_ones_own_is_compared_with_differences(tmp_path, monkeypatch, capsys, summed):
+    """It was compared with itself in float64, and one without the sum of softmax passed every check."""
+    (tmp_path / "own.py").write_text(OWN_BACKWARD.replace("SUM", str(int(summed))))
+    monkeypatch.setattr(check, "run", lambda *arguments: "ok")
+    names = ["fast", "sdpa+mixed", "sdpa+gate"]
+    assert check.main([*names, f"code={tmp_path / 'own.py'}"]) == 0
+    told = re.findall(r"note: the gradient of (\S+) is (\S+)% off differences of its output", capsys.readouterr().out)
+    assert [name for name, _ in told] == [*names[:2]] * (not summed)
+    assert all(float(share) > 1 for _, share in told)
+
+    q = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda q: FORMS["fast"](q, q, q), (q,), raise_exception=False) == summed
+
+
 def test_the_check_of_an_own_layer_that_cannot_be_made_ends_in_a_sentence(tmp_path):
     (tmp_path / "old.py").write_text(
         "from model.attention.layer import MultiHeadAttention\nfrom model.attention.registry import form\n"

@@ -25,6 +25,7 @@ from model.config import GPTConfig
 B, T, C, H, HKV, WINDOW = 2, 24, 32, 4, 2, 5
 # |a - b| may reach absolute + relative · |b|: a few roundings of the type, over the T terms of a sum.
 TOLERANCE = {torch.float32: (2e-6, 1e-5), torch.bfloat16: (2e-2, 2e-2)}
+DIFFERENCE = 1e-7  # of x and weights in gradient_error(): few steps cross a kink, and roundings are about 1e-8
 FINITE = "look at its divisions, roots and logarithms, and at the score -inf of a hidden key"  # a remedy for NaN
 Pairs = list[tuple[Tensor, Tensor]]  # what came out, what should have
 
@@ -280,6 +281,33 @@ def unreached(layer: MultiHeadAttention, x: Tensor) -> list[str]:
     return [name for name, gradient in gradients(layer, x).items() if gradient is None]
 
 
+def gradient_error(layer: MultiHeadAttention, x: Tensor) -> float:
+    """Return the error of the gradient of a layer's output, as a share of the larger one.
+
+    It is measured by differences of the output along a random step of x and all weights, in float64, for
+    value_and_gradient() compares a backward of the layer's own with itself. The auxiliary loss is left out: parts of it
+    get no gradient on purpose.
+    """
+    g = torch.randn_like(x)
+    inputs = [x.detach().requires_grad_(), *layer.parameters()]
+    with torch.enable_grad():
+        y = layer(inputs[0])
+    found = torch.autograd.grad(y, inputs, g, materialize_grads=True)
+    steps = [torch.randn_like(part) for part in inputs]
+    by_gradient = torch.stack([(gradient * step).sum() for gradient, step in zip(found, steps, strict=True)]).sum()
+
+    ends = []
+    with torch.no_grad():
+        for sign in (1, -1):
+            moved = copy.deepcopy(layer)
+            for parameter, step in zip(moved.parameters(), steps[1:], strict=True):
+                parameter.add_(step, alpha=sign * DIFFERENCE)
+            ends.append((moved(x + sign * DIFFERENCE * steps[0]) * g).sum())
+    by_differences = (ends[0] - ends[1]) / (2 * DIFFERENCE)
+    largest = torch.stack((by_gradient.abs(), by_differences.abs())).max()
+    return ((by_gradient - by_differences).abs() / largest.clamp(min=1e-9)).item()
+
+
 def gradients(layer: MultiHeadAttention, x: Tensor) -> dict[str, Tensor | None]:
     """Return the gradient of a layer's output and loss, summed up, for each parameter.
 
@@ -328,6 +356,10 @@ def check_all(attentions: list[str]) -> int:
         untrained = unreached(layer.double(), torch.randn(B, T, C).double())  # as value+grad does
         if untrained:
             print(f"note: no gradient reaches {', '.join(untrained)} of {attention}\n")
+        error = gradient_error(layer, torch.randn(B, T, C).double())
+        if error > 1e-3:
+            remedy = "correct its backward, unless a detach() or a rounding there is meant"
+            print(f"note: the gradient of {attention} is {error:.1%} off differences of its output: {remedy}\n")
 
     # Print a table for each dtype, and by default one of all combinations.
     tables = [(dtype, attentions or [*FORMS]) for dtype in TOLERANCE]
