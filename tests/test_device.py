@@ -146,6 +146,26 @@ def test_a_card_that_torch_does_not_see_is_told_once_unless_somebody_has_hidden_
     assert said.endswith(OLDER_CUDA)
 
 
+@pytest.mark.parametrize("shown", [None, "0"])
+def test_cuda_with_a_card_beside_the_cpu_build_is_answered_with_another_torch(tmp_path, monkeypatch, shown):
+    """The sentence was "is not on this machine", or that the variable hides the card."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr("training.device.NVIDIA_CARDS", (tmp_path,))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(SettingsError) as refused:
+            choose_device(name)
+        said = (
+            f"device={name} is not there, for this machine has an NVIDIA card that torch, the CPU build, does not see: "
+        )
+        assert str(refused.value).startswith(f"{said}pip install --force-reinstall torch")
+    with pytest.raises(SettingsError, match="device=mps is not on this machine"):
+        choose_device("mps")
+
+
 @pytest.mark.parametrize(
     ("architecture", "expected"),
     [("gfx90a:sramecc+:xnack-", True), ("gfx942", True), ("gfx1100", True), ("gfx1030", False), ("gfx906", False)],

@@ -40,6 +40,7 @@ DEVICES = {
 }
 # A torch for the drivers and cards that the newest one leaves out: CUDA 12 drivers, and cards from Pascal on.
 OLDER_CUDA = 'pip install "torch>=2.11,<2.15" --index-url https://download.pytorch.org/whl/cu126'
+SEEN_AGAIN = f"pip install --force-reinstall torch needs a driver from 580 on; for older ones {OLDER_CUDA}"
 # Files that the driver of an NVIDIA card makes, on Linux and under WSL.
 NVIDIA_CARDS = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 # AMD's architectures with matrix instructions for bf16: MI100 to MI355, and Radeons from RDNA 3 on.
@@ -72,6 +73,10 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
         raise SettingsError(problem, f"leave device=auto, and start at most --nproc-per-node={gpus}")
     if (device.index or 0) >= counts.get(device.type, 0):
         shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        may_hide = shown is not None and torch.version.cuda  # a torch without CUDA sees no card in any case
+        if device.type == "cuda" and not gpus and not may_hide and has_unused_card():
+            problem = f"device={name} is not there, for this machine has {unseen_card()}"
+            raise SettingsError(problem, f"{SEEN_AGAIN}; or set device=cpu")
         if device.type == "cuda" and shown is not None:  # which also numbers them anew, from 0
             seen = f"cuda:0 to cuda:{gpus - 1}" if gpus > 1 else "cuda:0 alone" if gpus else "no GPU"
             problem = f"device={name} is not there, for CUDA_VISIBLE_DEVICES={shown} shows {seen}"
@@ -91,15 +96,10 @@ def choose_device(name: str, process: int = 0, processes: int = 1) -> torch.devi
         warn_once(f"{device} cannot compute ({failure}), so the CPU does: {remedy}")
         return torch.device("cpu")
     if name == "auto" and device.type == "cpu" and has_unused_card():
-        build = "the build for AMD's cards" if torch.version.hip else "the CPU build"
-        shown = ""
-        if torch.version.cuda:
-            build = f"built for CUDA {torch.version.cuda}"
-            variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-            shown = f"correct CUDA_VISIBLE_DEVICES={variable} if that hides it; " if variable else ""
-        card = f"This machine has an NVIDIA card that torch, {build}, does not see, so the CPU computes"
-        install = f"pip install --force-reinstall torch needs a driver from 580 on; for older ones {OLDER_CUDA}"
-        warn_once(f"{card}: {shown}{install}")
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        is_shown = torch.version.cuda and variable
+        shown = f"correct CUDA_VISIBLE_DEVICES={variable} if that hides it; " if is_shown else ""
+        warn_once(f"This machine has {unseen_card()}, so the CPU computes: {shown}{SEEN_AGAIN}")
     return device
 
 
@@ -113,6 +113,14 @@ def has_unused_card() -> bool:
     """Return whether there is an NVIDIA card that nobody has hidden; ask if torch sees none."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return not is_hidden and any(map(Path.exists, NVIDIA_CARDS))
+
+
+def unseen_card() -> str:
+    """Return what has_unused_card() has found, and which torch misses it."""
+    build = "the build for AMD's cards" if torch.version.hip else "the CPU build"
+    if torch.version.cuda:
+        build = f"built for CUDA {torch.version.cuda}"
+    return f"an NVIDIA card that torch, {build}, does not see"
 
 
 def start_problem(device: torch.device) -> str | None:
