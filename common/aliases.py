@@ -270,8 +270,9 @@ NAMES = {
     "optimizer": "optim opt optimizer_type optimizer_name optim_args",
     "optimizer.weight_decay": "wd adam_weight_decay start_weight_decay",
     "schedule.final_factor: the last rate as a share of the peak": """
-        min_lr min_learning_rate min_lr_ratio lr_min end_lr eta_min final_lr final_lr_frac final_lr_fraction
-        learning_rate_decay_frac
+        min_lr min_learning_rate min_lr_ratio min_lr_rate lr_min lr_min_factor end_lr eta_min final_lr final_lr_frac
+        final_lr_fraction learning_rate_decay_frac learning_rate_min_factor cosine_min_lr_ratio
+        cosine_learning_rate_final_fraction
     """,
     "schedule: schedule=constant does not decay": "decay_lr",
     "schedule: warmup_stable_decay, cosine or constant": (
@@ -357,7 +358,7 @@ NAMES = {
         "detect_anomaly"
     ),
     "schedule: its rate falls to 0; there is no average in training, docs/library.md has that of checkpoints": (
-        "ema ema_decay use_ema swa use_swa average_checkpoints weight_averaging"
+        "ema ema_decay use_ema model_ema swa use_swa average_checkpoints weight_averaging"
     ),
     "model.dropout: 0.1 or 0.2 where a small text is learned by heart; there is no label smoothing": (
         "label_smoothing label_smoothing_factor label_smoothing_epsilon"
@@ -393,7 +394,7 @@ NAMES = {
     "recompute: block recomputes every block; there is no number of them": (
         "recompute_num_layers checkpoint_num_layers checkpoint_every_n_layers activation_checkpoint_every"
     ),
-    "patience: the number of evaluations without a better loss": "early_stopping",
+    "patience: the number of evaluations without a better loss": "early_stopping early_stopping_iters patience_epochs",
     "patience": "early_stopping_patience",
     "patience: evaluations without a better loss, by however little; there is no threshold": """
         min_delta early_stopping_threshold early_stopping_delta early_stopping_min_delta patience_delta stop_on_plateau
@@ -535,7 +536,7 @@ NAMES = {
     ),
     "keep_checkpoints: 1000000 keeps all": "save_all_checkpoints",
     "keep_checkpoints: 1 keeps the best and the latest, to continue from": "save_best_only save_only_best_model",
-    "keep_checkpoints: the best is kept besides, and sample.py takes it": "load_best_model_at_end",
+    "keep_checkpoints: the best is kept besides, and sample.py takes it": "load_best_model_at_end restore_best_weights",
     "keep_checkpoints: the best checkpoint is always kept": "always_save_checkpoint",
     "keep_checkpoints: the last step is always saved": "save_last",
     "keep_checkpoints: the best, which is kept besides, is that with the lowest validation loss": (
