@@ -91,8 +91,9 @@ def sweep(overrides: list[str], typed: dict[str, str], searched: list[str]) -> N
         variants = yaml.safe_load(typed.get("hydra.sweeper.variants", "null"))
     for variant in variants if isinstance(variants, list) else [""]:
         tell_overruled(typed | dict(word.partition("=")[::2] for word in str(variant).split()), searched)
-    quoted = [quoted_as_typed(override, TEXTS, OPTION_GROUPS) for override in without_plus(overrides)]
-    call_hydra(["-m", *searched, *quoted])
+    # Hydra's own sweepers would take one value of a name from what is fixed, and another from what is drawn.
+    last = {override.partition("=")[0]: override for override in without_plus(overrides)}
+    call_hydra(["-m", *searched, *(quoted_as_typed(override, TEXTS, OPTION_GROUPS) for override in last.values())])
 
 
 def show(arguments: list[str]) -> None:
@@ -569,6 +570,10 @@ def explain(error: BaseException) -> str | None:
         return f"hydra.sweeper.storage cannot be used ({first_line(error)}): {remedy}."
     if str(error).startswith("Config group override must be"):  # as for model=choice(1,2)
         return "an option is the name of a file, and a number or a truth is typed in its place: --help lists all."
+    if isinstance(error, ValueError) and re.match("The `(low|step)` value must be", str(error)):  # of Optuna
+        bounds = ", ".join(re.findall(r"\w+=[^,()\s]+", str(error))).rstrip(".")
+        remedy = "write interval(A,B) or range(A,B,STEP), with A below B, and above 0 for tag(log,interval(A,B))"
+        return f"a range with {bounds} cannot be drawn from: {remedy}."
     if not isinstance(error, HydraException):
         return None
     sentence = " ".join(str(error).split())

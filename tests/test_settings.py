@@ -31,7 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.command import FIRST, answer, described, first_sentence, help_text, setting_docs
-from cli.composition import compose_settings, composing, explain, of_search, remedy_for_option, to_settings
+from cli.composition import compose_settings, composing, explain, of_search, remedy_for_option, sweep, to_settings
 from cli.composition import register_schema as register
 from cli.hydra_command import group_options, start
 from cli.overrides import CONF, GROUPS, SWEEP, check_typed, check_wandb_sweep
@@ -824,6 +824,16 @@ def test_a_storage_of_optuna_that_is_no_database_is_answered_with_one():
     assert explain(ValueError("of something else")) is None
 
 
+def test_a_range_that_optuna_cannot_draw_from_is_answered_with_one_that_it_can():
+    """Exponents as bounds of a log scale ended in a traceback."""
+    low = "The `low` value must be larger than 0 for a log distribution (low=-3.0, high=-1.0)."
+    step = "The `step` value must be non-zero positive value, but step=0."
+    for error, bounds in ((low, "low=-3.0, high=-1.0"), (step, "step=0")):
+        said = explain(ValueError(error))
+        assert said and said.startswith(f"a range with {bounds} cannot be drawn from: write interval(A,B) or range(A,B")
+        assert "above 0 for tag(log,interval(A,B))" in said
+
+
 def test_what_the_agent_of_wandb_types_is_answered_with_lines_of_the_sweeps_file(monkeypatch, tmp_path):
     braces = "optimizer={'lr': 0.01, 'beta1': 0.8}"
     typed = {braces: "has settings in braces: type optimizer.lr=0.01 optimizer.beta1=0.8."}
@@ -937,6 +947,16 @@ def test_a_file_whose_name_has_a_comma_is_quoted_in_a_sweep(tmp_path, monkeypatc
     for typed in ("data.path=a,c.txt", 'data.path="a,b.txt"', "sample_prompt=a,b.txt", f"data.path=a,{'b' * 5000}"):
         check_typed(parse_overrides([typed]), is_sweep=True)
     check_typed({"init_from": '"a,c"'}, is_sweep=True)
+
+
+@pytest.mark.parametrize("values", [("4", "8,16"), ("8,16", "4"), ("4", "interval(8,16)")])
+def test_a_sweep_gets_the_last_value_of_a_setting_alone(monkeypatch, values):
+    """Optuna's sweeper took 4 of batch_size=4 batch_size=8,16 for all trials, and the command said 8,16."""
+    handed = mock.Mock()
+    monkeypatch.setattr("cli.composition.call_hydra", handed)
+    overrides = [f"batch_size={values[0]}", "seed=1,2", f"+batch_size={values[1]}"]
+    sweep(overrides, {"batch_size": values[1], "seed": "1,2"}, [])
+    assert sorted(handed.call_args.args[0]) == sorted(["-m", f"batch_size={values[1]}", "seed=1,2"])
 
 
 @pytest.mark.parametrize("script", ["train.py", "sample.py"])
