@@ -163,6 +163,16 @@ def misfit(error: BaseException) -> str | None:
     return None
 
 
+def lacks_temporary(error: BaseException | None) -> str | None:
+    """Return why there is no folder for temporary files; None for an error of something else."""
+    while error:
+        reason = str(getattr(error, "strerror", None))
+        if reason.startswith("No usable temporary directory"):
+            return reason
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def mend(library: str) -> str:
     """Return the remedy for a library that is installed and cannot be imported."""
     return f"mend its installation, as by pip install -U {library}"

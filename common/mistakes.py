@@ -17,6 +17,7 @@ from common.errors import (
     first_line,
     lacks_memory,
     lacks_operator,
+    lacks_temporary,
     misfit,
 )
 from common.settings import in_our_words
@@ -77,6 +78,9 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
 def sentence_for(error: BaseException) -> str | None:
     """Return the sentence for a person's mistake, or None for an error of ours."""
     # A setting, or a file.
+    reason = lacks_temporary(error)
+    if reason and "TMPDIR" not in str(error):  # which another message may have led to
+        return f"there is no folder for temporary files ({reason}): let TMPDIR name one that you may write to."
     if isinstance(error, SettingsError):
         return str(in_our_words(error))
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):

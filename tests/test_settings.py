@@ -979,6 +979,13 @@ def test_a_carriage_return_of_a_script_from_windows_becomes_no_part_of_a_name(ar
     assert parse_overrides(["prompt=a\rb", r"stop=a\r"]) == {"prompt": "a\rb", "stop": r"a\r"}
 
 
+def without_temporary() -> SettingsError:
+    """The error of a file that may be written, where Python has no folder for temporary ones."""
+    error = SettingsError("to=x cannot be written", "name another place")
+    error.__context__ = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -988,6 +995,11 @@ def test_a_carriage_return_of_a_script_from_windows_becomes_no_part_of_a_name(ar
         (OSError(errno.ENAMETOOLONG, "File name too long", "x"), "x cannot be used (File name too long): check"),
         (OSError(errno.EMFILE, "Too many open files"), "there are too many open files: raise the limit that ulimit -n"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "there is not enough memory, or too few threads"),
+        (
+            without_temporary(),
+            "there is no folder for temporary files (No usable temporary directory found in ['/tmp'])",
+        ),
+        (SettingsError("torch cannot compile", "let TMPDIR name one"), "torch cannot compile: let TMPDIR name one."),
         (RuntimeError("CUDA error: an illegal"), "look for the cause in nvidia-smi and dmesg, or set device=cpu"),
         (RuntimeError("MPS backend failed"), "look for the cause in the log of the system, or set device=cpu"),
         (OSError(errno.EBADF, "Bad file descriptor"), None),

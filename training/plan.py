@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 from weakref import finalize
 
@@ -148,6 +149,7 @@ def predict_memory(
     It takes a step with tensors of shapes but no data, so the largest model takes seconds on the smallest machine. They
     are a CPU's tensors; with on_gpu the loss and the attention choose as on a GPU.
     """
+    gettempdir()  # an error if there is none, by which an import of torch's compiler would stay half done
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes half a second, and most runs do not need it
 
     # Two micro-batches reach the peak: the second one finds the gradients of the first.
