@@ -1,12 +1,14 @@
 """The lines of docs/library.md on other models than the page's, beside values that are computed in another way."""
 
 import copy
+import json
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import tiktoken
 import torch
@@ -14,9 +16,11 @@ import torch.nn.functional as F
 from conftest import close, random_gpt, tokens_drawn
 from torch import nn
 
+from cli.eval import score_checkpoints
 from common.errors import SettingsError
-from generation.config import SamplingParams
+from generation.config import EvalConfig, SamplingParams, TextConfig
 from generation.generate import encode_prompt, generate, generate_text
+from generation.score import ScoringParams, score
 from model.attention import FORMS, MODIFIERS, AttentionContext
 from model.attention.call import lengths
 from model.attention.modifiers import Modifier
@@ -24,6 +28,8 @@ from model.attention.registry import modifier
 from model.cache import KVCache
 from model.gpt import GPT
 from model.heads import for_each_layer
+from runs.checkpoint import save_checkpoint
+from training.config import TrainConfig
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parent.parent / "docs" / "library.md").read_text(encoding="utf-8")
@@ -59,6 +65,25 @@ def test_bits_are_divided_by_the_bytes_of_the_tokens_that_are_predicted():
     log_p = model(torch.tensor([[first, *others]]))[0].log_softmax(-1)
     bits = -sum(log_p[place, token].item() for place, token in enumerate(others)) / math.log(2)
     close(names["bits_per_byte"], bits / len(TOKENIZER.decode_bytes(others)))
+
+
+def test_documents_are_scored_as_eval_scores_them_the_last_without_its_end(tmp_path):
+    model = random_gpt(vocab_size=514, block_size=128)
+    earlier = dict(np=np, score=score, in_float32=ScoringParams(torch.autocast("cpu", enabled=False)))
+    names = lines("documents =", model=model, print=mock.Mock(), **earlier)
+    save_checkpoint(tmp_path / "run", model=model, tokenizer=TOKENIZER, config=TrainConfig(model=model.config))
+    records = [json.dumps({"text": document}) for document in names["documents"]]
+    (tmp_path / "text.jsonl").write_text("\n".join(records), encoding="utf-8")
+    text = TextConfig(path=str(tmp_path / "text.jsonl"))
+    (found,) = score_checkpoints(EvalConfig(checkpoint=str(tmp_path / "run"), data=text, precision="fp32"))
+    assert (found.total.tokens, found.total.bpb) == (names["total"].tokens, names["total"].bpb)
+    one, other = (TOKENIZER.encode(document) for document in names["documents"])
+    end = TOKENIZER.eot_token
+    ids = torch.tensor([[end, *one, end, *other]])
+    with torch.no_grad():
+        log_p = model(ids)[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
+    assert found.total.tokens == len(one) + 1 + len(other)
+    close(found.total.loss, -log_p.mean().item())
 
 
 @pytest.mark.parametrize("settings", [{}, {"position": "learned"}, {"attention": "delta"}])
