@@ -9,13 +9,14 @@ validation text. Prints tables with a row or a column for each part, and for all
 - the bits per byte that the text needs more without it, at all tokens and at those that the window has shown before, ±
   the standard error of the difference over documents; and the bits per byte if the model ended after each layer. Of a
   long text windows of 16,384 tokens are read, evenly spaced;
-- for a model of data=tales, by kind of word: the bits that a word needs more which the tale has named before, ± over
-  tales; the share of the answer that the part carries from one tale to another; the chance of the word after each
-  layer; and each head's attention to the earlier mentions;
+- for a model of data=tales without TEXT, by kind of word: the bits that a word needs more which the tale has named
+  before, ± over tales; the share of the answer that the part carries from one tale to another; the chance of the word
+  after each layer; and each head's attention to the earlier mentions;
 - for a model of a synthetic task the nats per answer, and for data=induction the share of the answer that it carries.
 
 Parts are named as on a model's page: L1 H2 is layer 0, head 1. The figures are written beside the checkpoint, to
-step_N.apart.json. Given such files, prints their tables; of several, the part that carries each kind of word.
+step_N.apart.json, those of a TEXT to a file of its own. Given such files, prints their tables; of several, the part
+that carries each kind of word.
 """
 
 import json
@@ -43,7 +44,7 @@ from common.text import seen_from_here, visible
 from data.batches import Batch, sequences_at
 from data.tales import GRAMMAR, WORDS
 from data.tokenizer import encode_text, token_bytes
-from docs.probes import run_and_text
+from docs.probes import figures_file, run_and_text, source_line
 from generation.config import EvalConfig, TextConfig
 from generation.score import ScoringParams, learned_task, load_text, token_nats
 from model.apart import Edit, Part, edited, parts, results, streams, without
@@ -525,6 +526,13 @@ def looks(model: GPT, pairs: Pairs, keys: Iterable[Any]) -> dict[str, Figure]:
 # Tables.
 
 
+def report(figures: Figures) -> Iterator[str]:
+    """Yield the text or the task of some figures, and their tables, line by line."""
+    yield source_line(figures)
+    yield ""
+    yield from tables(figures)
+
+
 def tables(figures: Figures) -> Iterator[str]:
     """Yield the tables of a model, line by line."""
     unit = "nats/answer" if "task" in figures else "bits/byte"
@@ -595,7 +603,7 @@ def read_figures(file: Path) -> Figures:
     """Return the figures of a file that a run of this command wrote; SettingsError for another file."""
     try:
         figures = json.loads(file.read_text(encoding="utf-8"))
-        figures["loss"], figures["change"]
+        figures["loss"], figures["change"], source_line(figures)
     except (OSError, ValueError, LookupError, TypeError) as error:
         problem = f"{visible(str(file))} has no figures of docs/apart.py ({first_line(error)})"
         raise SettingsError(problem, "give a run's folder, or a step_N.apart.json in its checkpoints/") from error
@@ -624,15 +632,15 @@ def main(*arguments: str) -> None:
     """Print the tables of a run, or of files with figures."""
     if arguments and all(argument.endswith(".json") for argument in arguments):
         files = [Path(argument) for argument in arguments]
-        lines = roles(files) if len(files) > 1 else tables(read_figures(files[0]))
-        print("\n".join(lines))
+        lines = roles(files) if len(files) > 1 else report(read_figures(files[0]))
+        print(visible("\n".join(lines)))
         return
     where, path = run_and_text(arguments, "python docs/apart.py [RUN [TEXT]]")
     checkpoint = open_checkpoint(where)
     print("The tables come at the end, after two minutes of a core or more.", file=sys.stderr, flush=True)
     figures = take_apart(checkpoint, path)
-    print(visible("\n".join(tables(figures))), flush=True)
-    file = checkpoint.path.with_name(f"{checkpoint.path.name}.apart.json")
+    print(visible("\n".join(report(figures))), flush=True)
+    file = figures_file(checkpoint, "apart", path)
     replace_text(file, json.dumps(finite(figures), indent=1) + "\n")
     print(visible(f"figures     {seen_from_here(file)}"))
 

@@ -3,11 +3,14 @@
     python docs/probes.py [CHECKPOINT [TEXT]] [code=FILE]
 
 CHECKPOINT is a run's folder or a checkpoint, the newest run by default, and TEXT a file or a folder, by default the
-run's validation text. Prints a summary, and writes the figures beside the checkpoint, to step_N.probes.json. Figures of
-heads are lists by layer, then head; a layer without a score matrix has None. The summary counts both from 1.
+run's validation text. Prints a summary, and writes the figures beside the checkpoint, to step_N.probes.json, those of a
+TEXT to a file of its own. Figures of heads are lists by layer, then head; a layer without a score matrix has None. The
+summary counts both from 1.
 """
 
+import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -155,13 +158,16 @@ def probe(checkpoint: Checkpoint, params: ScoringParams, path: str | None = None
         task = learned_task(checkpoint)
         rows = next(task.validation_batches(HEAD_TOKENS // T)).inputs[:, :T]
         return {
+            "task": task.name,
             "induction": probes.induction(task.vocab_size),
             "heads": probes.heads(rows),
         }
-    (tokens,) = load_text(TextConfig(path=path), [checkpoint]).tokens
+    text = load_text(TextConfig(path=path), [checkpoint])
+    (tokens,) = text.tokens
     T = min(T, len(tokens))
     rows = tokens[: min(HEAD_TOKENS, len(tokens)) // T * T].reshape(-1, T)
     return {
+        "text": text.description,
         "induction": probes.induction(checkpoint.tokenizer.n_vocab, checkpoint.tokenizer.eot_token),
         "heads": probes.heads(rows),
         "by_position": probes.by_position(tokens),
@@ -209,12 +215,27 @@ def run_and_text(arguments: Sequence[str], usage: str) -> tuple[str | None, str 
     return (others[0] if others else None), [*others[1:], *texts, None][0]
 
 
+def source_line(figures: dict[str, Any]) -> str:
+    """Return the line that names the text or the task of some figures."""
+    name = "task" if "task" in figures else "text"
+    return f"{name:12}{figures[name]}"
+
+
+def figures_file(checkpoint: Checkpoint, kind: str, path: str | None) -> Path:
+    """Return the file for a checkpoint's figures on its own text, or on another one.
+
+    Each text has its file, so that none takes the place of another's figures. kind: apart or probes.
+    """
+    digest = "" if path is None else f".{hashlib.sha256(os.fsencode(Path(path).resolve())).hexdigest()[:8]}"
+    return checkpoint.path.with_name(f"{checkpoint.path.name}.{kind}{digest}.json")
+
+
 def main(where: str | None = None, path: str | None = None) -> None:
     """Print the results of the probes, and write them beside the checkpoint."""
     checkpoint = open_checkpoint(where)
     figures = probe(checkpoint, scoring_params(checkpoint, EvalConfig()), path)
-    file = checkpoint.path.with_name(f"{checkpoint.path.name}.probes.json")
-    print(visible("\n".join(probe_lines(figures))), flush=True)
+    file = figures_file(checkpoint, "probes", path)
+    print(visible("\n".join([source_line(figures), *probe_lines(figures)])), flush=True)
     replace_text(file, json.dumps(finite(figures), indent=1) + "\n")
     print(visible(f"figures     {seen_from_here(file)}"))
 

@@ -23,7 +23,7 @@ from common.errors import SettingsError
 from data.config import DataConfig, TalesConfig, TokenizerConfig
 from data.tales import WORDS, first_slip, tales
 from data.tokenizer import encode_text, make_tokenizer, train_bpe
-from docs import apart
+from docs import apart, probes
 from generation.score import ScoringParams
 from model.apart import Part
 from model.config import GPTConfig
@@ -312,9 +312,10 @@ def test_the_command_prints_what_it_writes_and_prints_it_again(tmp_path, capsys)
     done = command(run, "text.txt")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "| bits/byte more without | all tokens | seen before |" and "| L2 heads |" in done.stdout
-    file = tmp_path / "run/checkpoints/step_1.apart.json"
-    assert lines[-1].endswith("step_1.apart.json")
+    assert lines[0].startswith("text        text.txt: 1 file, 1 document")
+    assert lines[2] == "| bits/byte more without | all tokens | seen before |" and "| L2 heads |" in done.stdout
+    (file,) = (tmp_path / "run/checkpoints").glob("step_1.apart.*.json")
+    assert lines[-1].endswith(file.name)
     assert command(str(file)).stdout.splitlines() == lines[:-1]
     told = command(run, "text.txt", "more")
     assert told.returncode == 1 and told.stderr.startswith("error: python docs/apart.py [RUN [TEXT]] is wanted")
@@ -324,6 +325,27 @@ def test_the_command_prints_what_it_writes_and_prints_it_again(tmp_path, capsys)
             runpy.run_path(str(ROOT / "docs/apart.py"), run_name="__main__")
         told = capsys.readouterr().err
         assert told.startswith("error: python docs/apart.py [RUN [TEXT]] is wanted") and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [apart, probes])
+def test_no_texts_figures_take_the_place_of_anothers(command, tmp_path, monkeypatch, capsys):
+    run = saved(tmp_path)
+    opened = open_checkpoint(run)
+    monkeypatch.setattr(command, "open_checkpoint", lambda where: opened)
+    texts = [str(tmp_path / folder / "text.txt") for folder in ("a", "b")]
+    figures = {"loss": {}, "change": {}, "induction": {}, "heads": {}}
+    monkeypatch.setattr(apart, "take_apart", lambda checkpoint, path: figures | {"text": path or "its own"})
+    monkeypatch.setattr(probes, "probe", lambda checkpoint, params, path: figures | {"text": path or "its own"})
+    monkeypatch.setattr(probes, "probe_lines", lambda figures: [])
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([run], [run, texts[0]], [run, texts[1]], [run, "a/text.txt"]):
+        command.main(*arguments)
+    assert capsys.readouterr().out.count("text        its own") == 1
+    kind = command.__name__.removeprefix("docs.")
+    files = (tmp_path / "run/checkpoints").glob(f"step_1.{kind}*.json")
+    found = {json.loads(file.read_text(encoding="utf-8"))["text"]: file.name for file in files}
+    assert found.keys() == {"its own", "a/text.txt", texts[1]}  # the one text under both of its names
+    assert found["its own"] == f"step_1.{kind}.json"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from conftest import random_gpt
 
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import make_tokenizer
-from docs.probes import Probes, main, probe, probe_lines, run_and_text
+from docs.probes import Probes, main, probe, probe_lines, run_and_text, source_line
 from generation.score import ScoringParams
 from model.config import GPTConfig
 from model.gpt import GPT
@@ -145,8 +145,9 @@ def test_the_command_writes_figures_into_the_run_and_prints_them(tmp_path):
     command = [sys.executable, str(Path(__file__).parents[1] / "docs/probes.py"), "run", "text.txt"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "run/checkpoints/step_1.probes.json").read_text())
-    assert list(probe_lines(found)) == done.stdout.splitlines()[:-1]
+    (file,) = (tmp_path / "run/checkpoints").glob("step_1.probes.*.json")
+    found = json.loads(file.read_text())
+    assert [source_line(found), *probe_lines(found)] == done.stdout.splitlines()[:-1]
     again = subprocess.run([*command, "more"], cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 1 and "error: python docs/probes.py [CHECKPOINT [TEXT]] is wanted" in again.stderr
 
@@ -168,7 +169,7 @@ def test_a_model_of_a_task_is_probed_on_its_windows(tmp_path):
     config = TrainConfig(model=model, data=DataConfig(source="recall"))
     save_checkpoint(tmp_path / "saved", model=GPT(config.model), tokenizer=None, config=config)
     found = probe(open_checkpoint(str(tmp_path / "saved")), OFF)
-    assert found.keys() == {"induction", "heads"}
+    assert found.keys() == {"task", "induction", "heads"}
 
 
 @pytest.mark.slow
