@@ -145,9 +145,9 @@ def is_number(value: Any) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN, infinity and floats beyond LARGEST by None: JSON has no NaN."""
+    """Replace NaN, infinity and floats beyond LARGEST by None, at any depth: JSON has no NaN."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not abs(value) < LARGEST else value

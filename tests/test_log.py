@@ -33,7 +33,7 @@ from pages.report import Report
 from pages.runs import run_page
 from runs.checkpoint import open_checkpoint, read_meta
 from runs.directory import open_log
-from runs.metrics import Evaluation, read_metrics
+from runs.metrics import Evaluation, finite, read_metrics
 from runs.summary import NUMBERS, TEXTS, Summary, read_summary, write_summary
 from sweeps.leaderboard import read_jobs
 from train import train
@@ -93,6 +93,12 @@ def test_metrics_are_json_whatever_the_numbers_are_and_what_cannot_be_read_is_pa
     assert read_summary(run.directory) == Summary(status="finished")
     monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError("closed")))
     assert read_metrics(file) == []
+
+
+def test_json_has_no_nan_at_any_depth_of_lists_tuples_and_objects():
+    figures = {"cost": (1.5, math.nan), "parts": [{"L1 H1": (-math.inf, [math.nan, 2])}]}
+    written = json.dumps(finite(figures), allow_nan=False)
+    assert json.loads(written) == {"cost": [1.5, None], "parts": [{"L1 H1": [None, [None, 2]]}]}
 
 
 def test_rows_that_meet_a_full_disk_are_written_when_there_is_room(train_config, caplog):
