@@ -427,6 +427,11 @@ def test_the_numbers_between_the_tables_are_those_of_the_recorded_runs():
     assert f"needs {one['change']['L1 H1']['answers'][0]:.1f}, for it" in text
     treasure = lesson["carried"]["treasure"]["L2 H2"][0], lesson["looks"]["treasure"]["L2 H2"][0]
     assert f"carries {treasure[0]:.2f} of the treasure, with {treasure[1]:.2f} of its weight" in text
+    for figures, wanted in zip(all_runs, (0, 1, 0), strict=True):
+        change = figures["words"]["treasure"]["change"]
+        longest = max((part for part in change if re.fullmatch(r"L\d H\d", part)), key=lambda part: change[part][0])
+        assert longest == "L1 H1" and abs(figures["carried"]["treasure"][longest][0] - wanted) < 0.005
+    assert "for the treasures of tales_1 and of tales_3 it is that of L1 H1, which carries 0.00 of them" in text
     heads = sum(lesson["carried"]["treasure"][f"L{layer} H{head}"][0] for layer in (1, 2) for head in (1, 2))
     assert abs(heads - 1) < 0.03
     default = recorded("default")
