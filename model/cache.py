@@ -167,8 +167,9 @@ class KVCache:
         window: the number of positions that a query sees at most. The result has the window - 1 rows before the new
             ones, or more, as far as there are so many; earlier rows leave the cache.
 
-        Raises ValueError if the new rows do not fit, or if rows before them are missing.
+        Raises ValueError if the new rows do not fit or have other axes, or if rows before them are missing.
         """
+        check_rows(name, new)
         # Check that the new rows fit, and that all rows which their queries see are kept.
         position = self._position
         end = position + new.size(2)
@@ -297,6 +298,13 @@ def in_type_of(new: Tensor, kept: Tensor, name: str, layer: int) -> Tensor:
         raise ValueError(f"{problem}: put its numbers in place, such as rounded * scale.")
     with ordinary_tensors():
         return kept.to(new.dtype)
+
+
+def check_rows(name: str, rows: Tensor) -> None:
+    """Raise ValueError unless rows of tokens have four axes, (B, n, T, width)."""
+    if rows.dim() != 4:
+        problem = f"the rows of {name} are {tuple(rows.shape)}, not (B, n, T, width)"
+        raise ValueError(f"{problem}: a layer's input x (B, T, C) is x[:, None]")
 
 
 def spare_rows(window: int) -> int:

@@ -32,9 +32,10 @@ from data.config import VOCABULARIES, TokenizerConfig
 from data.tasks import TASKS
 from data.tokenizer import make_tokenizer
 from generation.config import EvalConfig, SampleConfig, TextConfig
-from model.attention import check, choose, make_attention
+from model.attention import AttentionContext, check, choose, make_attention
 from model.attention.code import RAN, explained, run_code
 from model.attention.registry import FORMS, MODIFIERS
+from model.cache import KVCache
 from model.config import GPTConfig
 from model.size import count_weights
 from runs.checkpoint import as_json, open_checkpoint, read_meta, save_checkpoint
@@ -652,6 +653,17 @@ def test_a_form_whose_gradient_is_not_finite_at_a_hidden_key_is_refused(tmp_path
 def of_form(attention: str) -> TrainConfig:
     """Return the settings of a run with a form."""
     return TrainConfig(model=GPTConfig(attention=attention))
+
+
+def test_rows_of_other_axes_are_refused_by_their_shape():
+    inputs = torch.arange(24.0).view(2, 3, 4)  # (B, T, C), as a layer's input
+    for keep in (
+        lambda rows: AttentionContext().previous(0, "mine", rows, 1)[0],
+        lambda rows: KVCache(3).append(0, "mine", rows),
+    ):
+        with pytest.raises(ValueError, match=r"rows of mine are \(2, 3, 4\), not \(B, n, T, width\)"):
+            keep(inputs)
+        assert keep(inputs[:, None]).shape == (2, 1, 3, 4)
 
 
 def test_a_modifier_for_another_number_of_heads_is_told_the_sizes_that_it_met(tmp_path):

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from model.attention.masks import check_starts
-from model.cache import DocStarts, KVCache, Tokens, in_type_of
+from model.cache import DocStarts, KVCache, Tokens, check_rows, in_type_of
 from model.cpu import is_eager
 from model.rope import Rope, check_rotation
 
@@ -142,8 +142,9 @@ class AttentionContext:
     ) -> list[Tensor]:
         """Return the rows 1, 2, … `count` tokens before each row of `new`.
 
-        They are zeros if they belong to another text.
+        They are zeros if they belong to another text. Raises ValueError if `new` has other axes.
         """
+        check_rows(name, new)
         T = new.shape[2]
         kept = self.layer_cache(layer_idx)
 
