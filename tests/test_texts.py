@@ -821,13 +821,46 @@ def test_the_commands_of_the_page_divide_a_text_into_three_parts(tmp_path):
     assert test != sorted(test)
 
 
-def test_the_command_of_the_page_leaves_out_running_heads_and_joins_divided_words(tmp_path):
+def test_the_command_of_the_page_leaves_out_heads_and_page_numbers_and_joins_divided_words(tmp_path):
     pages = ["1 A Tale\n\nThe old fa-\nther saw Nord-\nKorea –\nand 3-\n4 cats, a mü-\nßig", "A Tale 2\nday in won-\n"]
-    (tmp_path / "pdf.txt").write_text("\n\f".join([*pages, "3 A Tale\nderland.\n\f"]), encoding="utf-8")
-    command = command_of_the_page("python -c 'import re, sys\npages", "> book.txt")
+    plain = ["No head, and a day\nin 1999\n\n   7", "Nor here\n\n 8\n"]
+    (tmp_path / "pdf").mkdir()
+    (tmp_path / "pdf" / "a b.txt").write_text("\n\f".join([*pages, "3 A Tale\nderland.\n\f"]), encoding="utf-8")
+    (tmp_path / "pdf" / "plain.txt").write_text("\f".join(plain))
+    command = command_of_the_page("mkdir plain", "\ndone")
     subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
     meant = "The old father saw Nord-\nKorea –\nand 3-\n4 cats, a müßig\nday in wonderland.\n"
-    assert (tmp_path / "book.txt").read_text(encoding="utf-8").rstrip("\n") == meant.rstrip("\n")
+    assert (tmp_path / "plain" / "a b.txt").read_text(encoding="utf-8") == meant
+    assert (tmp_path / "plain" / "plain.txt").read_text() == "No head, and a day\nin 1999\nNor here\n"
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_the_command_of_the_page_makes_days_with_names_of_telegrams_messages(tmp_path):
+    def said(date, name, text, kind="message"):
+        return {"type": kind, "date": f"2020-01-{date}:00", "from": name, "text": text}
+
+    link = {"type": "link", "text": "https://a.b"}
+    messages = [
+        said("01T09:00", "Ann", "Hallo\nDu"),
+        said("01T23:59", "Bö 🚲", ["see ", link, ""]),
+        said("02T00:00", "Ann", ""),
+    ]
+    messages += [said("02T00:01", "Ann", "", "service"), said("03T00:01", "Ann", [link])]
+    (tmp_path / "result.json").write_text(json.dumps({"name": "Bö", "messages": messages}))
+    subprocess.run(["bash", "-c", command_of_the_page("jq -c '.messages |", "> days.jsonl")], check=True, cwd=tmp_path)
+    days = [json.loads(line)["text"] for line in (tmp_path / "days.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert days == ["Ann: Hallo\nDu\nBö 🚲: see https://a.b", "Ann: https://a.b"]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_the_commands_of_the_page_count_old_messages_behind_new_dates(tmp_path):
+    old = ["We meet at the station: nine", "Bring the large umbrella, please", "ok"]
+    (tmp_path / "chat.txt").write_text("".join(f"01.02.20, 09:1{n} - Ann: {text}\n" for n, text in enumerate(old)))
+    texts = [f"[3/4/21, 10:00:01] Bob: {old[0]}\n[3/4/21, 10:00:01] Bob: ok\n", f"Ann: {old[1]}!", f"Bob: {old[0]}"]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    command = command_of_the_page("says() {", "known.txt written.txt")
+    done = subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert [int(line) for line in done.stdout.split()] == [2, 1]
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
