@@ -36,6 +36,7 @@ from training.config import OptimizerConfig, PlanConfig, TrainConfig
 from training.distributed import Ranks
 from training.plan import plan_run, predict_memory, trial_run
 from training.start import refuse_too_large
+from training.terminal import describe
 
 CPU = torch.device("cpu")
 
@@ -498,6 +499,18 @@ def test_the_command_for_a_time_has_no_setting_of_the_model_or_the_end_before(mo
     assert (named.max_steps, named.max_flops, named.freeze) == (None, None, None)
     assert named.model.n_kv_head is named.model.head_size is named.model.n_inner is None
     assert argv[-1] != "seed=2" or named.seed == 2
+
+
+@pytest.mark.parametrize(("steps", "is_told"), [(80, False), (81, True)])
+def test_a_text_that_is_read_more_than_forty_times_is_told_with_dropout_too(steps, is_told, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "dry_run=true"])
+    model = GPTConfig(n_layer=1, n_embd=32, n_head=1, block_size=16, dropout=0.2, vocab_size=257)
+    config = TrainConfig(model=model, batch_size=8, eval_interval=10**9, max_minutes=steps / 60)
+    data = replace(plan.trial_run(config, CPU, torch.float32).data, train=np.zeros(256, np.uint16))  # two steps
+    length = next(line for line in describe(replace(config, max_steps=steps), data, GPT(model)) if "epochs" in line)
+    line = plan.size_lines(config, data, 1e6, lambda other: 1.0)[0]
+    assert f" {steps / 2:.1f} epochs" in line and f" {steps / 2:.2f} epochs" in length
+    assert ("(beyond 40 it may learn" in line) == ("(beyond 40 a model may learn" in length) == is_told
 
 
 @pytest.mark.long

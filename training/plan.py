@@ -52,7 +52,7 @@ from training.start import (
     with_vocabulary,
     without_vocabulary,
 )
-from training.terminal import EPOCHS, describe, epochs
+from training.terminal import EPOCHS, MOST_EPOCHS, describe, epochs
 from training.threads import threads_of_run
 
 UTILISATION = 0.4  # share of the peak arithmetic that published runs of GPT-2 report
@@ -337,6 +337,9 @@ def size_lines(
     values = {"max_minutes": f"{minutes:g}"}
     if passes > EPOCHS and not config.model.dropout:
         values["model.dropout"] = "0.2"
+    told = ""
+    if passes > MOST_EPOCHS:
+        told = f" (beyond {MOST_EPOCHS} it may learn the text by heart: try a smaller model and fewer minutes too)"
     settings = flat(asdict(chosen))
     for name in ("model.n_layer", "model.n_embd", "model.n_head", "model.block_size", "batch_size"):
         values[name] = settings[name]
@@ -352,7 +355,7 @@ def size_lines(
         line = f"{shlex.join(named)}, beside the other settings of this run"
     return [
         f"size      for {minutes:g} min and this text: {count_parameters(model).total():,} parameters, "
-        f"about {plural(steps, 'step')}, {passes:,.1f} epochs",
+        f"about {plural(steps, 'step')}, {passes:,.1f} epochs{told}",
         f"          {line}",
     ]
 
