@@ -654,6 +654,19 @@ def test_a_table_in_one_object_of_json_has_the_command_that_makes_a_line_of_each
     assert read(tmp_path / "LINES.jsonl")[0] == ["one", "two\nlines"]
 
 
+def test_a_text_in_parts_from_a_person_is_told_where_the_person_stays(tmp_path):
+    """As Telegram has it: the command that joins the parts leaves out who said them."""
+    record = {"type": "message", "from": "Ann", "text": ["see ", {"type": "link", "text": "https://a.b"}]}
+    file = tmp_path / "a.jsonl"
+    for told, fields in (True, record), (False, record | {"from": None}):
+        file.write_text(json.dumps(fields) + "\n")
+        with pytest.raises(DataError, match="joins the strings in text") as caught:
+            read(file)
+        assert (
+            caught.value.remedy.endswith("; docs/data.md makes days of Telegram's messages, with who said them") == told
+        )
+
+
 def test_lists_in_several_lines_are_no_table_and_many_names_are_cut(tmp_path):
     (tmp_path / "a.jsonl").write_text(f"{json.dumps(TABLES['lists'])}\n" * 2)
     with pytest.raises(DataError, match="joins the strings in text"):
