@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -88,6 +89,15 @@ BEGINNING = 64  # bytes in which a format of no text has numbers
 # A file with fewer bytes that are not UTF-8, in all or in a thousand, is a damaged one, not one of another encoding.
 FEWEST = 4
 FEWEST_IN_1000 = 2
+MISREAD = {  # encodings as which programs read UTF-8, by name: codec and errors; CP866 has Russian words that are UTF-8
+    "ISO-8859-1": ("latin-1", "strict"),
+    "CP1252": ("cp1252", "strict"),
+    "windows-1252": ("cp1252", "unassigned in cp1252"),  # as browsers read it; iconv refuses
+    "CP1251": ("cp1251", "strict"),
+    "windows-1251": ("cp1251", "unassigned in cp1251"),
+    "CP437": ("cp437", "strict"),
+    "CP850": ("cp850", "strict"),
+}
 FEWEST_TWICE = 3  # letters that were UTF-8 of UTF-8; one may be meant, as É and a blank that does not break
 MOST = 0.1  # share of broken bytes from which on a file is no text
 # Most text that is not UTF-8 is Windows-1252. It is taken if chardet finds it this much as likely as its first guess.
@@ -336,14 +346,29 @@ def read_as(text: str) -> list[str]:
     So é became Ã©. They are those in which all letters of the text are bytes, and these are UTF-8 of some letters.
     """
     fitting: list[str] = []
-    if text.isascii():
+    beginning = re.search(r"[^\x00-\x7f]{1,9}", text)
+    if not beginning:
         return fitting
-    for codec, name in (("latin-1", "ISO-8859-1"), ("cp1252", "CP1252")):
+    for name, (codec, errors) in MISREAD.items():
         with suppress(UnicodeError):
-            meant = text.encode(codec).decode()
+            beginning[0].encode(codec, errors)  # a codec goes through all that it lacks before it fails
+            meant = text.encode(codec, errors).decode()
             if len(re.findall(r"[^\x00-\x7f]", meant)) >= FEWEST_TWICE:
                 fitting.append(name)
     return fitting
+
+
+def keep_unassigned(codec: str, error: UnicodeError) -> tuple[bytes, int]:
+    """Return the bytes that a codec does not assign, of the control characters for which browsers take them."""
+    assert isinstance(error, UnicodeEncodeError)
+    code = error.object[error.start : error.end].encode("latin-1")
+    if code.decode(codec, "ignore"):
+        raise error
+    return code, error.end
+
+
+for codec in ("cp1252", "cp1251"):
+    codecs.register_error(f"unassigned in {codec}", partial(keep_unassigned, codec))
 
 
 def has_letters_in_parts(text: str) -> bool:

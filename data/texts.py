@@ -26,6 +26,7 @@ from common.files import reading, replacing, user_path, without_dots
 from common.text import escaped, plural, si, unescaped
 from data.config import DIVISIBLE, DataConfig
 from data.encoding import (
+    MISREAD,
     NOT_UTF_8,
     PARTS,
     UNSEEN,
@@ -490,7 +491,10 @@ class Source:
             return False
 
         def fact_of(encoding: str) -> str:
-            fact = f"{noun} in UTF-8 that was read as {encoding}, such as Ã© for é, which the model learns"
+            wrong = "é".encode().decode(MISREAD[encoding][0])
+            fact = f"{noun} in UTF-8 that was read as {encoding}, such as {wrong} for é, which the model learns"
+            if encoding.startswith("windows"):
+                return f"{fact} ({COMMAND})"
             return fact + f" (to convert: {iconv} -f UTF-8 -t {encoding})" * bool(iconv)
 
         # Most texts fit several encodings. One that fits all of them converts the whole file.

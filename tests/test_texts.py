@@ -950,8 +950,8 @@ def test_signs_of_html_are_told_and_the_commands_of_the_page_write_the_text(tmp_
         assert read(source) == [MEANT] and not source.note_lines()
 
 
-CUES = ["<i>Hello</i> there.", "3", "2\n1", "<v Ann>end 5"]
-SPOKEN = "Hello there.\n3\n2\n1\nend 5\n"
+CUES = ["<i>Hello</i> there.", "3", "2\n1", "{\\an8}up, {\\i1}up{\\i0} {sighs}", "{\\pos(9,9)}<v Ann>end 5"]
+SPOKEN = "Hello there.\n3\n2\n1\nup, up {sighs}\nend 5\n"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -1323,6 +1323,9 @@ TWICE = [
     ("Déjà vu, naïve Straße", "latin-1", "ISO-8859-1"),
     ("日本語のテキスト 😠", "latin-1", "ISO-8859-1"),
     ("“Déjà vu – she said…", "cp1252", "CP1252"),
+    ("Привет, мир", "cp1251", "CP1251"),
+    ("It’s “Déjà vu” – “日本語”", "cp437", "CP437"),
+    ("It’s “Déjà vu” – “日本語”", "cp850", "CP850"),
 ]
 
 
@@ -1343,7 +1346,7 @@ def test_utf8_that_was_read_in_another_encoding_is_told_with_the_command_that_me
     file.write_text(contents[ending], encoding="utf-8")
     source = Source(DataConfig(path=str(file)))
     read(source)
-    (note,) = [line for line in source.note_lines() if "such as Ã© for é" in line]
+    (note,) = [line for line in source.note_lines() if f"such as {'é'.encode().decode(codec)} for é" in line]
     command = re.search(r"to convert: (.*?)\)", note)[1]
     assert f"was read as {name}" in note and command.endswith(f"iconv -f UTF-8 -t {name}")
     if shutil.which("jq") and shutil.which("iconv"):
@@ -1352,6 +1355,30 @@ def test_utf8_that_was_read_in_another_encoding_is_told_with_the_command_that_me
         mended = tmp_path / f"mended.{'jsonl' if ending == 'json' else ending}"
         mended.write_bytes(made)
         assert "".join(read(Source(DataConfig(path=str(mended))))).startswith(text)
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize(
+    ("text", "codec", "lacking"), [("“Déjà vu” Ý", "cp1252", "\x9d\x8f"), ("Иван Ильин", "cp1251", "\x98")]
+)
+def test_what_browsers_made_of_utf8_is_told_and_the_commands_of_the_page_mend_it(tmp_path, text, codec, lacking):
+    wrong = "".join(bytes([code]).decode(codec, "ignore") or chr(code) for code in text.encode())
+    assert set(lacking) & set(wrong)
+    (tmp_path / "wrong.txt").write_text(wrong, encoding="utf-8")
+    (tmp_path / "wrong.jsonl").write_text(json.dumps({"text": wrong}))  # in escapes
+    begins = {
+        "txt": "python -c 'import codecs, sys\n  codecs.register_error(\"kept",
+        "jsonl": "jq -c . wrong.jsonl | python",
+    }
+    for ending, begin in begins.items():
+        source = of_path(tmp_path / f"wrong.{ending}", "files")
+        assert read(source) == [wrong]
+        (note,) = source.note_lines()
+        assert f"read as windows-{codec[2:]}, such as" in note and "(docs/data.md has the command): 1, first" in note
+        command = command_of_the_page(begin, f"> right.{ending}").replace("\n  ", "\n").replace("cp1252", codec)
+        subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+        source = of_path(tmp_path / f"right.{ending}", "files")
+        assert read(source) == [text] and not source.note_lines()
 
 
 def test_a_table_is_told_as_of_one_encoding_that_converts_all_of_it(tmp_path):
@@ -1374,7 +1401,11 @@ def test_a_table_is_told_as_of_one_encoding_that_converts_all_of_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["Déjà vu", "SÃO PAULO", "é became Ã©", "Straße", "LE CAFÉ\xa0!", "CAFÉ…", "£5 ± 1", "plain"]
+    "text",
+    [
+        *("Déjà vu", "SÃO PAULO", "é became Ã©", "Straße", "LE CAFÉ\xa0!", "CAFÉ…", "£5 ± 1", "plain", "São Tomé"),
+        *("шаг, том, сон", "Дії — її", "L’Écosse, l’Égypte et l’Éthiopie", "╔═╗\n║a║\n├── b\n└─ é", "αβγ, ∞"),
+    ],
 )
 def test_letters_that_are_meant_are_not_taken_for_such(tmp_path, text):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
