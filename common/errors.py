@@ -16,10 +16,10 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 PICKLED = (
-    "a pickle of another trainer, such as nanoGPT's ckpt.pt, can run code and is not read: "
-    "save its weights in Hugging Face's format there, then export.py import_from=FOLDER"
+    "a pickle, such as nanoGPT's ckpt.pt, can run code and is not read: keep a model of ours by save_checkpoint() "
+    "(docs/library.md), or save that of another trainer in Hugging Face's format, then export.py import_from=FOLDER"
 )
-"""The remedy for a checkpoint of another trainer."""
+"""The remedy for a file of torch.save(), of another trainer or of a person's own."""
 
 
 class SettingsError(ValueError):

@@ -433,6 +433,7 @@ class GPT(nn.Module):
 
 def check_targets(tokens: Tokens, targets: Tokens) -> None:
     """Raise ValueError unless there is a target for each token."""
+    check_type("tokens", tokens)
     check_type("targets", targets)
     if targets.shape != tokens.shape:
         problem = f"targets {(*targets.shape,)} need the shape of tokens {(*tokens.shape,)}"

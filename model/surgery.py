@@ -151,6 +151,11 @@ def check_type(name: str, ids: Any) -> None:
     if ids.is_nested:
         padded = "torch.nested.to_padded_tensor(tokens, 0), and targets with -100"
         raise ValueError(f"{name} are nested: pad the texts on the right, {padded}.")
+    if ids.ndim == 3 and ids.is_floating_point():
+        problem = f"{name} {(*ids.shape,)} are {ids.dtype}, and ids (B, T) are needed"
+        of_tokens = "a hook on model.token_embedding gives embeddings of your own (docs/library.md)"
+        of_targets = "F.cross_entropy(model(tokens).mT, targets.mT) takes probabilities"
+        raise ValueError(f"{problem}: {of_tokens if name == 'tokens' else of_targets}.")
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} are {ids.dtype}: make int64 of them, {name}.long().")
 

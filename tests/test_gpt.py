@@ -623,6 +623,25 @@ def test_nested_ids_are_refused_with_what_pads_them_and_that_is_the_loss_of_each
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_embeddings_and_probabilities_in_place_of_ids_are_refused_with_what_takes_them():
+    gpt, ids = random_gpt(), torch.randint(61, (2, 7))
+    embeddings = gpt.token_embedding(ids)
+    for function in (gpt, lambda tokens: gpt.loss(tokens, ids), lambda tokens: gpt.nats(tokens, ids)):
+        with pytest.raises(
+            ValueError, match=r"^tokens \(2, 7, 32\) are torch.float32, .*hook on model.token_embedding"
+        ):
+            function(embeddings)
+    hook = gpt.token_embedding.register_forward_hook(lambda embedding, arguments, x: embeddings)
+    logits = gpt(torch.zeros_like(ids))
+    hook.remove()
+    close(logits, gpt(ids))
+    targets = torch.rand(2, 7, 61).softmax(-1)
+    with pytest.raises(ValueError, match=r"^targets .*F.cross_entropy\(model\(tokens\).mT, targets.mT\) takes"):
+        gpt.loss(ids, targets)
+    close(F.cross_entropy(logits.mT, targets.mT), -(targets * logits.log_softmax(-1)).sum(-1).mean())
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("given", [torch.uint8, torch.uint16, torch.int16, torch.float32, "numpy", "list"])
 def test_ids_of_another_type_are_refused_with_what_makes_ids_of_them(given):
     """As bytes have it, and files of ids."""

@@ -117,7 +117,8 @@ class ScheduleConfig:
     """Steps w of the linear warm-up, 1/(w+1) to w/(w+1) of the peak; when null 10, or 100 for cosine
     and constant, and at most a tenth of the run."""
     decay_fraction: float = 0.7
-    """For warmup_stable_decay: share of the run, at its end, in which the rate falls."""
+    """For warmup_stable_decay: share of the run, at its end, in which the rate falls; at most all steps after the
+    warm-up."""
     final_factor: float = 0.0
     """For all but constant: factor at the end of the run, after the last step; schedule=cosine sets 0.1."""
 
