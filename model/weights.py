@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,5 @@ def save_file(weights: dict[str, Tensor], file: Path) -> None:
             raise
         number = int(system[1])
         raise OSError(number, os.strerror(number), str(file)) from error
-    # Only if they differ: a file system with one mode for all files refuses any change.
-    if file.stat().st_mode != mode:
+    with suppress(OSError):  # of a disk without permissions, which refuses any change
         file.chmod(mode)

@@ -19,6 +19,8 @@ static int asked(const char *name) {
 
 static int is_below(const char *path) {
     const char *place = getenv("ODD_PLACE");
+    char folder[4096];
+    if (path && path[0] != '/') path = getcwd(folder, sizeof folder);  // of a relative path
     return place && path && strncmp(path, place, strlen(place)) == 0;
 }
 

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import first_of
+from safetensors.torch import load_file
 from sweeping import ROOT, cells, command, put_job, tiny
 
 from common import files
@@ -36,6 +38,7 @@ from common.files import (
 )
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import make_folder, prepare
+from model.weights import save_file
 from runs.summary import read_summary
 from sweeps.leaderboard import read_jobs
 
@@ -265,6 +268,9 @@ def test_a_disk_without_permissions_keeps_its_own(tmp_path, monkeypatch):
         unfinished.write_text("x")
     share(tmp_path / "a/b/c")
     assert (tmp_path / "a/b/c").read_text() == "x"
+    weights = {"w": torch.arange(3.0)}
+    save_file(weights, tmp_path / "a/w")  # the library makes it closed to others, whatever the umask
+    assert torch.equal(load_file(tmp_path / "a/w")["w"], weights["w"])
 
 
 # Prepares texts in one cache as several users, in the order in which they are given: {uid: umask}.
