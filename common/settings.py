@@ -36,6 +36,8 @@ WANDB_SWEEP = "WANDB_SWEEP_ID" in os.environ
 """Whether the agent of a sweep by wandb starts this command."""
 WANDB_COMMAND = """write command: ["${env}", python, "${program}", "${args_no_hyphens}"] in the sweep's YAML"""
 """The remedy for a command that the agent types otherwise."""
+LINE_ENDS = {"^": "cmd.exe", "`": "PowerShell", "\\": "a Linux shell"}
+"""The sign by which a command goes on in the next line, and the shell that reads it so."""
 NONE: dict[str, Any] = {}
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -52,9 +54,16 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
     pairs = (argument.lstrip("-+").partition("=") for argument in arguments)
     typed = {name: value for name, _, value in pairs}
     for place, argument in enumerate(arguments):
-        if not argument.strip(" "):
+        if not argument:
             problem = f"cannot read {argument!r}, an empty argument, as of a variable in quotes that is not set"
             raise SettingsError(problem, "leave it out, or give the variable a value")
+        if not argument.strip(" "):
+            problem = f"cannot read {argument!r}, an argument of blanks, as of one behind the \\ that ends a line"
+            raise SettingsError(problem, "leave it out")
+        shell = LINE_ENDS.get(argument.strip())
+        if shell and not any(map(is_word_alone, arguments[place + 1 : place + 2])):  # as in a text without quotes
+            problem = f"cannot read {argument.strip()}, by which a command of {shell} goes on in the next line"
+            raise SettingsError(problem, "leave it out, and type the command on one line")
         if argument.startswith("'"):
             shown = "NAME=['A','B']" if "[" in argument else argument.strip("'")
             remedy = f'type double quotes around an argument, and single ones inside, as in "{shown}"'

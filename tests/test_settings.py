@@ -9,6 +9,8 @@ import math
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -899,9 +901,24 @@ def test_quotes_that_the_shell_of_windows_leaves_in_place_are_answered_with_thos
             parse_overrides(typed.split())
     assert parse_overrides(["prompt='tis"]) == {"prompt": "'tis"}
     # As of python train.py "$MORE" where that is not set: no value with spaces was divided.
-    for typed in ([""], ["seed=2", ""], ["seed=2", " ", "max_steps=3"]):
+    for typed in ([""], ["seed=2", ""]):
         with pytest.raises(SettingsError, match="an empty argument, .*: leave it out, or give the variable a value.$"):
             parse_overrides(typed)
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+@pytest.mark.parametrize(
+    ("end", "said"), [("^", "of cmd.exe"), ("'`'", "of PowerShell"), ("\\ ", "blanks"), ("'\\'", "of a Linux")]
+)
+def test_a_sign_that_ends_the_lines_of_another_shell_is_named(end, said):
+    script = f"printf '%s\\0' seed=2 {end}\n max_steps=3"
+    handed_on = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False).stdout
+    typed = handed_on.split("\0")[:-1]
+    assert len(typed) >= 2 and "=" not in typed[1]
+    with pytest.raises(SettingsError, match=f"{said}.*: leave it out"):
+        parse_overrides(typed)
+    with pytest.raises(SettingsError, match='quote a value with spaces: "prompt=2 . 3"'):
+        parse_overrides(["prompt=2", "^", "3"])
 
 
 def test_powershell_which_divides_a_value_at_commas_is_answered_with_the_quotes_that_it_needs():
