@@ -568,6 +568,9 @@ def explain(error: BaseException) -> str | None:
     if type(error).__module__.startswith("sqlalchemy."):  # of Hydra's Optuna sweeper
         remedy = "write sqlite:///FILE.db, in a folder that is there"
         return f"hydra.sweeper.storage cannot be used ({first_line(error)}): {remedy}."
+    if str(error) == "No trials are completed yet.":  # of Optuna
+        remedy = "leave dry_run=true out, or mend what made the jobs fail"
+        return f"no job of the search has a result, and hydra/sweeper=optuna has none to choose: {remedy}."
     if str(error).startswith("Config group override must be"):  # as for model=choice(1,2)
         return "an option is the name of a file, and a number or a truth is typed in its place: --help lists all."
     if isinstance(error, ValueError) and re.match("The `(low|step)` value must be", str(error)):  # of Optuna

@@ -17,7 +17,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict, read_write
 
 import sweeps.decide
 import sweeps.grid
@@ -36,14 +36,26 @@ class Decide(sweeps.decide.Decide):
 class AfterJob(Callback):
     """Frees a job's memory and rewrites the leaderboard.
 
-    A parallel launcher calls it in the job's own process. At the end of a sweep it prints the table for Hydra's Optuna
-    sweeper, as ours print their own.
+    A parallel launcher calls on_job_end() in the job's own process. Sweepers of other packages get typed settings in
+    place of an experiment's, and a table at the end; those here do both by themselves.
     """
 
     def __init__(self) -> None:
         # At the start of each sweep, before its sweeper is made: a job of joblib in this process makes a new registry.
         for sweeper in (Grid, Decide):
             Plugins.instance().register(sweeper)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        params = config.hydra.sweeper.get("params")
+        if is_of_others(config) and params:
+            # Optuna's takes an experiment's value before what is typed.
+            with read_write(config), open_dict(config):
+                for override in config.hydra.overrides.task:
+                    params.pop(override.lstrip("+").partition("=")[0], None)
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        if is_of_others(config) and not config.dry_run and os.environ.get("RANK", "0") == "0":
+            print(visible(f"\n{write_leaderboard(Path(config.hydra.sweep.dir))}"), flush=True)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if config.hydra.mode != RunMode.MULTIRUN:
@@ -64,7 +76,7 @@ class AfterJob(Callback):
         if not config.dry_run and os.environ.get("RANK", "0") == "0":
             write_leaderboard(Path(config.hydra.sweep.dir))
 
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        is_ours = config.hydra.runtime.choices["hydra/sweeper"] in ("basic", "decide", "grid")
-        if not is_ours and not config.dry_run and os.environ.get("RANK", "0") == "0":
-            print(visible(f"\n{write_leaderboard(Path(config.hydra.sweep.dir))}"), flush=True)
+
+def is_of_others(config: DictConfig) -> bool:
+    """Return whether the sweeper is one of a package, such as Optuna's."""
+    return not config.hydra.sweeper._target_.startswith(f"{__name__}.")

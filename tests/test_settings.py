@@ -819,10 +819,11 @@ def test_null_names_no_folder_and_no_field():
     assert from_arguments(SampleConfig, ["prompt=null"]).prompt == "null"
 
 
-def test_a_storage_of_optuna_that_is_no_database_is_answered_with_one():
+def test_a_storage_of_optuna_that_is_no_database_and_a_search_without_results_are_answered():
     error = type("ArgumentError", (Exception,), {"__module__": "sqlalchemy.exc"})("Could not parse 'study.pkl'\nmore")
     said = "hydra.sweeper.storage cannot be used (Could not parse 'study.pkl'): write sqlite:///FILE.db, in a folder"
     assert explain(error) == f"{said} that is there."
+    assert "leave dry_run=true out" in explain(ValueError("No trials are completed yet."))
     assert explain(ValueError("of something else")) is None
 
 
