@@ -544,7 +544,9 @@ def explain(error: BaseException) -> str | None:
             chosen = [file.stem for file in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(file)]
             if group == "hydra/sweeper" and name in OF_OPTUNA:
                 chosen = ["optuna"]
-            if group == "hydra/sweeper" and name in ("n_jobs", "max_batch_size"):  # of other sweepers
+            # Of other sweepers, and of a later launcher.
+            is_of_others = group == "hydra/sweeper" and name in ("n_jobs", "max_batch_size")
+            if is_of_others or name == "inner_max_num_threads":
                 return f"there is no setting {mistake.full_key}: {here_it_is(name, ())}."
             if group.startswith("hydra/") and chosen:
                 asked = " or ".join(f"{group}={option}" for option in chosen)

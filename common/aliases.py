@@ -416,6 +416,7 @@ NAMES = {
     ": train.py trains, eval.py scores and sample.py writes": (
         "do_train do_eval do_predict do_test eval_only test_only inference_only do_valid"
     ),
+    ": OMP_NUM_THREADS=2 before the command sets the threads of each job": "inner_max_num_threads",
     ": python train.py -m hydra/launcher=joblib hydra.launcher.n_jobs=2 trains two jobs at once": (
         "n_jobs num_jobs max_workers max_batch_size"
     ),

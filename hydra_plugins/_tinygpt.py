@@ -22,6 +22,7 @@ from omegaconf import DictConfig, open_dict, read_write
 import sweeps.decide
 import sweeps.grid
 from common.text import visible
+from common.threads import threads_asked
 from sweeps.leaderboard import write_leaderboard
 
 
@@ -46,6 +47,10 @@ class AfterJob(Callback):
             Plugins.instance().register(sweeper)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        asked = threads_asked()
+        if asked and config.hydra.runtime.choices["hydra/launcher"] == "joblib":
+            # Of both numbers torch takes the smaller, and joblib gives its workers one of MKL's, unless there is one.
+            os.environ.setdefault("MKL_NUM_THREADS", str(asked))
         params = config.hydra.sweeper.get("params")
         if is_of_others(config) and params:
             # Optuna's takes an experiment's value before what is typed.

@@ -437,6 +437,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m hydra/sweeper=decide hydra.sweeper.max_pair=5": "no setting hydra.sweeper.max_pair: hydra.sweeper has base",
     "-m hydra.sweeper.study_name=x": "hydra.sweeper.study_name has no effect here: add hydra/sweeper=optuna, or leave",
     "-m hydra.sweeper.max_batch_size=2": "max_batch_size: python train.py -m hydra/launcher=joblib hydra.launcher",
+    "-m hydra/launcher=joblib hydra.launcher.inner_max_num_threads=2": "threads: OMP_NUM_THREADS=2 before the command",
     "-m hydra.launcher.timeout=60": "hydra.launcher.timeout has no effect here: add hydra/launcher=joblib, or leave it",
     "-m hydra.sweeper.n_trials=5": "hydra.sweeper.n_trials has no effect here: add hydra/sweeper=optuna",
     "wandb.tags=a,b": "wandb.tags has the one tag 'a,b': write wandb.tags='[a,b]'",

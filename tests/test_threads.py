@@ -90,6 +90,7 @@ def test_a_resumed_run_keeps_its_threads_and_omp_num_threads_goes_first(monkeypa
     monkeypatch.setattr(torch, "set_num_threads", given.append)
     monkeypatch.setattr(training_threads.machine, "processors", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     for kept in (3, 4, 5):  # more than there are processors would be slow
         with threads_of_run(kept) as note:
             assert note == (" with 3 of 4 threads, as before" if kept == 3 else "")
@@ -100,6 +101,9 @@ def test_a_resumed_run_keeps_its_threads_and_omp_num_threads_goes_first(monkeypa
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         with threads_of_run(3) as note:
             assert given[-1] == 4 and note == expected
+    monkeypatch.setenv("MKL_NUM_THREADS", "4")  # of both numbers torch takes the smaller
+    with threads_of_run(3) as note:
+        assert note == " with 4 threads: OMP_NUM_THREADS=8 is more than MKL_NUM_THREADS=4: leave one of them out"
 
 
 @pytest.mark.parametrize("passed_over", ["", "0", "all", "1.0", "-1"])

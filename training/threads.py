@@ -47,6 +47,9 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
         note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} must be set before torch is imported"
     elif asked > before:
         reason = "is more than torch takes here, or was set after it was imported"
+        of_mkl = os.environ.get("MKL_NUM_THREADS", "").strip()
+        if of_mkl == str(before):  # torch takes the smaller number
+            reason = f"is more than MKL_NUM_THREADS={of_mkl}: leave one of them out"
         note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} {reason}"
     torch.set_num_threads(threads)
     try:
