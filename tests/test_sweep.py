@@ -573,9 +573,7 @@ def test_a_failed_jobs_exception_does_not_keep_its_model_alive(is_its_cause):
     assert kept[0]() is None
 
 
-def test_a_sweeper_of_others_gets_what_is_typed_in_place_of_an_experiments_value_and_a_table(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_sweeper_of_others_gets_what_is_typed_before_an_experiments_value_and_a_table(tmp_path, capsys, monkeypatch):
     """Optuna's searched no setting that an experiment sets too, and ended without the table and its folder."""
     put_job(tmp_path, 0, "optimizer.lr=0.1", val_bpb=1.25)
     typed = ["seed=1", "optimizer.lr=interval(0.1,0.2)"]
