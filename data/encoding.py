@@ -359,7 +359,7 @@ def read_as(text: str) -> list[str]:
 
 
 def keep_unassigned(codec: str, error: UnicodeError) -> tuple[bytes, int]:
-    """Return the bytes that a codec does not assign, of the control characters for which browsers take them."""
+    """Return the bytes that a codec does not assign, for which browsers take control characters."""
     assert isinstance(error, UnicodeEncodeError)
     code = error.object[error.start : error.end].encode("latin-1")
     if code.decode(codec, "ignore"):

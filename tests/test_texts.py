@@ -1148,6 +1148,7 @@ def test_the_command_of_the_page_copies_notes_without_fields_private_folders_and
     }
 
 
+@pytest.mark.skipif(shutil.which("bzcat") is None, reason="needs bzip2's command")
 def test_the_command_of_the_page_makes_a_record_of_each_text_of_a_dump_in_xml(tmp_path):
     texts = ["A [[river]] &amp; a <town>.\n\n== History ==\n", "", "#REDIRECT [[A]]", "It's <b>1</b> ü ·"]
     pages = [f"<page><title>text {n}</title><text>{escape(text)}</text></page>\n" for n, text in enumerate(texts)]
