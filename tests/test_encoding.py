@@ -352,7 +352,7 @@ def test_the_command_of_the_page_mends_a_file_in_two_encodings(tmp_path):
 
 
 @pytest.mark.parametrize("name", some(["log.txt", "log.txt.gz", "a.jsonl", "a.csv"], 2))
-@pytest.mark.parametrize("lines", [1, LONGEST // 30, LONGEST // 10])
+@pytest.mark.parametrize("lines", some([1, LONGEST // 30, LONGEST // 10], 3))
 def test_a_nul_is_named_wherever_it_is_and_in_a_folder_its_file_is_left_out(tmp_path, name, lines):
     """Such as those that a crash leaves at the end of a log; one after 262,144 bytes was learned."""
     begin = "text,end\n" * (name == "a.csv")

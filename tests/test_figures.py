@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import PRESETS, preset_settings, random_gpt, split_patterns
+from conftest import PRESETS, preset_settings, random_gpt, some, split_patterns
 from test_demo import CONFIGS
 from test_faults import CONFIGURATIONS
 
@@ -53,7 +53,7 @@ def test_the_model_and_the_run_of_the_readme_are_the_defaults():
     assert f"the default is {DEFAULT_STEPS}\n" in page("docs/training.md")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", some(PRESETS, 3))
 def test_a_presets_comment_has_its_size(preset):
     found = re.search(r"([\d.]+)([MB]) parameters (without|with)", page(f"conf/model/{preset}.yaml"))
     parts = count_parameters(without_weights(GPTConfig(vocab_size=50_257, **preset_settings(preset))))

@@ -101,7 +101,7 @@ def test_positions_of_each_text_its_own_have_an_axis_for_heads(unchecked):
         read(tokens[:, :1], torch.arange(6), cache=KVCache(8))
 
 
-@pytest.mark.parametrize("attention", ["mla", "k_eq_v", "sdpa+window"])
+@pytest.mark.parametrize("attention", some(["k_eq_v", "mla", "sdpa+window"], 2))
 @torch.no_grad()
 def test_positions_of_ones_own_are_those_of_cached_keys_too_or_refused(attention):
     """k_eq_v turned the keys of a cache to the plain positions, and the queries to the own ones, without a word."""

@@ -249,17 +249,23 @@ def test_settings_composed_in_python_have_the_shape_of_the_pretrained_model(pret
 
 @pytest.mark.parametrize(
     ("job", "changed"),
-    [
-        ("init_from=RUN", {}),
-        ("init_from=RUN model.rope_theta=900", {"rope_theta": 900.0}),
-        ("init_from=RUN attention=sdpa", {"attention": "sdpa"}),
-        ("init_from=RUN data=tales", {}),  # whose sizes are for new weights
-        ("init_from=RUN data=recall model.block_size=64 model.vocab_size=1024", {"block_size": 64, "vocab_size": 1024}),
-        ("init_from=0", {}),  # a job's folder, whose name is a number to Hydra
-        ("experiment=mine", {"rope_theta": 700.0}),
-        ("experiment=mine model.rope_theta=800", {"rope_theta": 800.0}),
-        ("init_from=null", None),
-    ],
+    some(
+        [
+            ("init_from=RUN", {}),
+            ("init_from=RUN model.rope_theta=900", {"rope_theta": 900.0}),
+            ("init_from=RUN attention=sdpa", {"attention": "sdpa"}),
+            ("init_from=RUN data=tales", {}),  # whose sizes are for new weights
+            (
+                "init_from=RUN data=recall model.block_size=64 model.vocab_size=1024",
+                {"block_size": 64, "vocab_size": 1024},
+            ),
+            ("init_from=0", {}),  # a job's folder, whose name is a number to Hydra
+            ("experiment=mine", {"rope_theta": 700.0}),
+            ("experiment=mine model.rope_theta=800", {"rope_theta": 800.0}),
+            ("init_from=null", None),
+        ],
+        3,
+    ),
 )
 def test_each_job_of_a_sweep_inherits_the_model_of_its_own_beginning(pretrained, tmp_path, job, changed, monkeypatch):
     """A model of a variant, or of an experiment, had the default RoPE base, cap and attention without a word."""

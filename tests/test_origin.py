@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from conftest import some
 from sweeping import ROOT, cells, in_memory, put_job, put_summary, run_here, tiny
 
 from common.errors import SettingsError
@@ -63,7 +64,7 @@ NO_CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", [*CHANGES, *NO_CHANGES])
+@pytest.mark.parametrize("change", some([*CHANGES, *NO_CHANGES], 2))
 def test_the_hash_is_of_all_that_a_run_imports_and_of_nothing_else(change, tmp_path):
     copied = copy_code(tmp_path / "copy")
     assert hash_of_code(copied) == hash_of_code(ROOT) == PROJECT_HASH

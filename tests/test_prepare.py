@@ -422,11 +422,14 @@ def test_changed_text_tokenizer_or_split_is_prepared_anew(tmp_path, text_file):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        *(("train.bin", None), ("val.bin", b"00"), ("tokenizer.json", b"")),
-        *(("meta.json", content) for content in (None, b"", b"[]", b'{"sizes": {}}')),
-        *(("meta.json", b'{"text": "a", "sizes": ' + sizes + b"}") for sizes in (b"7", b'{"train.bin": "7"}')),
-    ],
+    some(
+        [
+            *(("train.bin", None), ("val.bin", b"00"), ("tokenizer.json", b"")),
+            *(("meta.json", content) for content in (None, b"", b"[]", b'{"sizes": {}}')),
+            *(("meta.json", b'{"text": "a", "sizes": ' + sizes + b"}") for sizes in (b"7", b'{"train.bin": "7"}')),
+        ],
+        2,
+    ),
 )
 def test_a_file_of_another_size_or_an_unreadable_meta_prepares_again(tmp_path, text_file, name, content):
     whole = prepared(tmp_path, text_file)

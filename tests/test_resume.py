@@ -1120,6 +1120,7 @@ def test_auto_tells_what_the_run_that_it_finds_has_unlike_the_command(caplog):
     assert [message.partition(" of this")[0] for message in caplog.messages] == [has]
 
 
+@pytest.mark.slow
 def test_auto_takes_the_newest_run_that_has_what_the_command_asks_for(tmp_path, monkeypatch):
     """Of scripts that were killed and start again in another order each finds its own run."""
     monkeypatch.chdir(tmp_path)

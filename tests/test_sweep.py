@@ -1233,6 +1233,7 @@ def test_several_values_without_m_are_told_and_a_dry_run_that_fails_names_no_fil
     assert said.startswith("error: attention=spda: 'spda' is no form: did you mean sdpa? ") and said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_variant_has_a_share_of_its_own_setting_and_a_dry_run_leaves_nothing_behind(tmp_path, monkeypatch):
     """${mul:${optimizer.lr},3} is three times the rate that the job has without the variant."""
     plan = "{0.model.n_head} {0.max_steps} {0.optimizer.lr:.1f}".format
