@@ -5,7 +5,6 @@ import itertools
 import subprocess
 
 import pytest
-from conftest import some
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -174,16 +173,13 @@ def test_the_experiment_that_is_typed_is_looked_at(folder, monkeypatch):
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    some(
-        {
-            "override /hydra: some_config": "experiment/odd.yaml overrides hydra, which is no group",
-            "override hydra/launcher: joblib": "experiment/odd.yaml overrides experiment/hydra/launcher, which is no group",
-            "override optimizer: adamw": "experiment/odd.yaml overrides experiment/optimizer, which is no group",
-            "optimizer: adamw": "experiment/odd.yaml has experiment/optimizer/adamw in its defaults, which is no option",
-            "/optimizer: adamw": "a file of settings has optimizer once more in its defaults",
-        }.items(),
-        2,
-    ),
+    {
+        "override /hydra: some_config": "experiment/odd.yaml overrides hydra, which is no group",
+        "override hydra/launcher: joblib": "experiment/odd.yaml overrides experiment/hydra/launcher, which is no group",
+        "override optimizer: adamw": "experiment/odd.yaml overrides experiment/optimizer, which is no group",
+        "optimizer: adamw": "experiment/odd.yaml has experiment/optimizer/adamw in its defaults, which is no option",
+        "/optimizer: adamw": "a file of settings has optimizer once more in its defaults",
+    }.items(),
 )
 def test_a_default_that_is_no_override_of_a_group_is_answered_with_one(folder, line, said):
     file = folder / "experiment/odd.yaml"
