@@ -275,7 +275,8 @@ def run_of(config: TrainConfig, name: str, folder: Path) -> TrainConfig:
     return replace(config, **changes)
 
 
-KINDS = [name if name not in ("compiled", "wandb") else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
+LONG = ("compiled", "deterministic", "task", "wandb")
+KINDS = [name if name not in LONG else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
 
 
 # What torch's compiler and wandb's service keep until the process ends, as docs/library.md says.
