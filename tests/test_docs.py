@@ -507,7 +507,7 @@ ELSEWHERE += r"|\$file|path=TEXT|=/shared"  # and what stands for a name or a pl
 @pytest.mark.parametrize("page", first_of("README.md", *(f"docs/{name}.md" for name in RUN)))
 def test_the_commands_of_a_page_run(page, text_file, tmp_path, no_pictures):
     text_file.rename(tmp_path / "notes.txt")
-    for name in ("TinyStoriesV2-GPT4-train.txt", "log.txt", "held.txt"):
+    for name in ("TinyStoriesV2-GPT4-train.txt", "log.txt", "held.txt", "part.txt"):
         shutil.copy(tmp_path / "notes.txt", tmp_path / name)
     for name, separator in (("notes.md", "---"), ("poems.txt", "\n\n\n")):
         (tmp_path / name).write_text((tmp_path / "notes.txt").read_text() + separator + "the cat sat on the mat")
