@@ -91,7 +91,7 @@ def sweep(overrides: list[str], typed: dict[str, str], searched: list[str]) -> N
         variants = yaml.safe_load(typed.get("hydra.sweeper.variants", "null"))
     for variant in variants if isinstance(variants, list) else [""]:
         tell_overruled(typed | dict(word.partition("=")[::2] for word in str(variant).split()), searched)
-    # Hydra's own sweepers would take one value of a name from what is fixed, and another from what is drawn.
+    # Optuna's sweeper would take a value before a range of the same name.
     last = {override.partition("=")[0]: override for override in without_plus(overrides)}
     call_hydra(["-m", *searched, *(quoted_as_typed(override, TEXTS, OPTION_GROUPS) for override in last.values())])
 

@@ -67,7 +67,8 @@ def passages(tokens: np.ndarray, separator: int, length: int) -> Iterator[tuple[
         ends = starts + length
         # Short documents, whole ones.
         marks = np.r_[np.flatnonzero(is_mark), [len(block)] * (first + len(block) == len(tokens))]
-        begins, stops = np.searchsorted(places, marks[:-1]), np.searchsorted(places, marks[1:])
+        begins = np.searchsorted(places, marks[:-1])
+        stops = np.searchsorted(places, marks[1:])
         is_short = (begins < stops) & (stops < begins + length) & (marks[:-1] < BLOCK)
         starts = np.r_[starts, begins[is_short]].astype(np.int64)
         ends = np.r_[ends, stops[is_short]].astype(np.int64)

@@ -343,7 +343,7 @@ def word_ids(pieces: Iterable[Piece]) -> np.ndarray:
 
 def token_words(tokens: np.ndarray, tokenizer: Encoding) -> np.ndarray:
     """Return the words of a text of tokens (N,) as ids, as word_ids() does."""
-    return word_ids(("", True, text) for text in decode_documents(tokenizer, tokens))
+    return word_ids(held_out([text] for text in decode_documents(tokenizer, tokens)))
 
 
 def held_out(documents: Iterable[Iterable[str]]) -> Iterator[Piece]:

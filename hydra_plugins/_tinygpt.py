@@ -53,7 +53,7 @@ class AfterJob(Callback):
             os.environ.setdefault("MKL_NUM_THREADS", str(asked))
         params = config.hydra.sweeper.get("params")
         if is_of_others(config) and params:
-            # Optuna's takes an experiment's value before what is typed.
+            # Optuna's takes an experiment's value before a typed range.
             with read_write(config), open_dict(config):
                 for override in config.hydra.overrides.task:
                     params.pop(override.lstrip("+").partition("=")[0], None)

@@ -109,7 +109,7 @@ class RowFile:
             self.file.write(json.dumps(row) + "\n")
             self.file.flush()  # a reader sees it at once
             self.is_full = False
-        except OSError as error:  # the next row writes first what waits in the file's buffer, some kilobytes
+        except OSError as error:  # rows wait in the file's buffer, of some kilobytes, for the next one
             if not self.is_full:
                 log.error("%s cannot be written (%s): rows may be lost until it can.", self.path, error.strerror)
             self.is_full = True

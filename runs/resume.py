@@ -243,8 +243,7 @@ def read_whole(path: Path) -> Saved:
     """Return an intact checkpoint; CheckpointError also if it was saved without optimizers."""
     meta = verify_checkpoint(path)
     if OPTIMIZER not in meta.files:
-        remedy = f"{hydra_quoted('init_from', path)} begins a new run with its weights"
-        raise CheckpointError("has no optimizer's state", remedy, setting="checkpoint", value=path)
+        raise CheckpointError("has no optimizer's state", setting="checkpoint", value=path)
     return Saved(path, meta)
 
 

@@ -220,10 +220,10 @@ def with_one_attention(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def told_by(names: Iterable[str], settings: dict[str, Any], record: JobRecord) -> JobRecord:
-    """Return a job's record with these of its settings in place of what was typed.
+    """Return a job's record with these of its settings in place of the typed ones.
 
-    What follows from other settings stays, and without settings, those of a job that failed before it had a
-    config.yaml, what was typed but for options.
+    Typed ones that follow from others, as by ${seed}, stay. A job that failed before it had a config.yaml has no
+    settings: of it all typed ones stay, but for options.
     """
     own = [f"{name}={format_value(settings[name])}" for name in names if name in settings]
     typed = record.overrides

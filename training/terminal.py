@@ -188,10 +188,13 @@ class Terminal(Logger):
         is_whole = self.run.max_steps is not None and step >= self.run.max_steps
         if config.max_minutes is None or is_whole or self.run.is_out_of_patience:
             return
+        # Without a step of this process the schedule was not followed.
         if not step:
             log.warning("max_minutes=%g was over before the first step: raise it", config.max_minutes)
         if step == self.begun:
             return
+
+        # In the warm-up.
         warmup = warmup_steps(config.schedule, self.run.max_steps)
         if step <= warmup:
             cause = (
@@ -199,6 +202,8 @@ class Terminal(Logger):
             )
             log.warning("%s: lower schedule.warmup_steps, or resume= with a larger max_minutes", cause)
             return
+
+        # Far from the end of a schedule that decays.
         if config.schedule.name == "constant":
             return
         group = self.run.optimizers[0].param_groups[0]
