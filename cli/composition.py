@@ -42,11 +42,12 @@ from common.errors import SettingsError, first_line, format_value
 from common.files import without_shell_signs
 from common.mistakes import sentence_for
 from common.settings import NULLS, build, here_it_is, parse_overrides, typed_value
-from common.text import flat, hydra_quoted, literal, quote, quoted_as_typed, seen_from_here
+from common.text import flat, hydra_quoted, literal, quote, seen_from_here
 from model.config import GPTConfig
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
-from sweeps.grid import OPTION_GROUPS, SETTINGS, TEXTS, VARIANTS
+from sweeps.grid import VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, hydra_kept, main, no_job, register_resolver, store
+from sweeps.ranges import SETTINGS, for_hydra
 from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
@@ -93,7 +94,7 @@ def sweep(overrides: list[str], typed: dict[str, str], searched: list[str]) -> N
         tell_overruled(typed | dict(word.partition("=")[::2] for word in str(variant).split()), searched)
     # Optuna's sweeper would take a value before a range of the same name.
     last = {override.partition("=")[0]: override for override in without_plus(overrides)}
-    call_hydra(["-m", *searched, *(quoted_as_typed(override, TEXTS, OPTION_GROUPS) for override in last.values())])
+    call_hydra(["-m", *searched, *map(for_hydra, last.values())])
 
 
 def show(arguments: list[str]) -> None:
@@ -106,7 +107,7 @@ def show(arguments: list[str]) -> None:
     if weights not in NULLS and "," not in weights:  # of several runs Hydra says that one job is shown
         settings |= with_torch().settings_of_weights(weights)
     store(name="train_schema", node=literal(settings))
-    call_hydra([quoted_as_typed(argument, TEXTS, OPTION_GROUPS) for argument in without_plus(arguments)])
+    call_hydra([*map(for_hydra, without_plus(arguments))])
 
 
 def without_plus(overrides: list[str]) -> list[str]:

@@ -17,12 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import SettingsError
-from common.settings import setting_hints
 from common.text import flat
-from training.config import TrainConfig
-
-SETTINGS = setting_hints(TrainConfig).keys()
-"""The names that are no groups."""
+from sweeps.ranges import SETTINGS
 
 
 class Compositions:
@@ -97,7 +93,7 @@ class Compositions:
 
         An experiment of experiments would do so.
         """
-        for name in ranges.keys() & typed.keys() - SETTINGS:
+        for name in ranges.keys() & typed.keys() - SETTINGS.keys():
             option = str(typed[name].input_line)
             if self.brought_by(option):
                 values = ranges[name].input_line

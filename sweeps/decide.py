@@ -33,7 +33,7 @@ from runs.metrics import finite, is_number
 from runs.origin import PROJECT_HASH, commit
 from runs.summary import NUMBERS, Summary, read_summary, sentence_of
 from sweeps.evidence import MOST_PAIRS, confidence_sequence, cuts, judge
-from sweeps.grid import VARIANTS, Grid, combinations, error_of, other_settings, result_key
+from sweeps.grid import VARIANTS, Grid, error_of, other_settings, result_key
 from sweeps.leaderboard import (
     COLUMNS,
     VERSIONS,
@@ -43,6 +43,7 @@ from sweeps.leaderboard import (
     remedy_for_parts,
     shown,
 )
+from sweeps.ranges import combinations
 from training.config import TrainConfig
 
 RECORD = "decide.json"

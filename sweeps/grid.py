@@ -2,24 +2,21 @@
 
 import errno
 import json
-import math
 import os
-import re
 import shlex
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from decimal import Decimal
-from itertools import chain, groupby, product
+from dataclasses import asdict, dataclass
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep, Sweep, ValueType
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
@@ -33,28 +30,20 @@ from common.console import ending_signals, exit_on_signal
 from common.errors import SettingsError, format_value, library_fault, mend
 from common.files import os_errors_named, user_path
 from common.machine import processors
-from common.settings import TEXT_KINDS, setting_hints
-from common.text import QUOTED, flat, hydra_quoted, literal, plural, quote, quoted_as_typed, visible
+from common.text import flat, hydra_quoted, literal, plural, quote, visible
 from runs.directory import in_order, lock_run, settings_of_result, trained_settings, written_settings
 from runs.origin import PROJECT_HASH
 from runs.summary import JOB, fail_job, has_run, key_of, read_job, read_summary, refuse_other_run
 from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once, register_resolver
 from sweeps.leaderboard import shown, write_leaderboard
+from sweeps.ranges import check_values, combinations, computed_in_job, expand_ranges, for_hydra, range_text
 from training.config import TrainConfig
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 LONGEST_NAME = 255  # bytes of a name in a folder, on nearly every disk
-SETTINGS = setting_hints(TrainConfig)
 OF_A_JOB = ("seed", "device", "model.vocab_size", "init_from")
 """The settings that a job itself chooses, completes or, when it goes on, leaves out."""
-FOLDERS = {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.sweeper.baseline", "hydra.sweeper.confirm"}
-TEXTS = FOLDERS | {name for name, kind in SETTINGS.items() if kind in TEXT_KINDS}
-OPTION_GROUPS = {field.name for field in fields(TrainConfig) if is_dataclass(field.type)}
-OPTION_GROUPS |= {"experiment", "hydra/launcher", "hydra/sweeper"}
-"""Names whose value in a command is an option: a file of conf/."""
-COMPUTED = r"\$\{(?:[^{}]|\$\{[^{}]*\})*\}"
-"""A ${…} that a job computes from its settings, with others in it."""
 VARIANTS = (
     """write 'hydra.sweeper.variants=["NAME=VALUE",…]', or on Windows "hydra.sweeper.variants=['NAME=VALUE',…]\""""
 )
@@ -217,7 +206,7 @@ class Grid(Sweeper):
 
     def parse(self, arguments: list[str]) -> dict[str, Override]:
         parser = OverridesParser.create(config_loader=self.loader)
-        overrides = parser.parse_overrides([quoted_as_typed(argument, TEXTS, OPTION_GROUPS) for argument in arguments])
+        overrides = parser.parse_overrides([*map(for_hydra, arguments)])
         return {override.get_key_element(): override for override in overrides}
 
     def check_jobs(self, jobs: Sequence[Sequence[str]]) -> list[TrainConfig | None]:
@@ -528,105 +517,6 @@ def result_key(config: TrainConfig) -> str:
     """Return a key that is equal for runs with the same settings and seed."""
     settings = settings_of_result(flat(asdict(config)))
     return json.dumps({name: in_order(name, value) for name, value in settings.items()}, sort_keys=True)
-
-
-def computed_in_job(override: str) -> str:
-    """Return NAME=VALUE of a variant for Hydra, in quotes if it has a ${…}."""
-    name, _, value = override.partition("=")
-    if re.search(COMPUTED, value) and not re.search(QUOTED, value):
-        return f'{name}="{value}"'
-    return quoted_as_typed(override, TEXTS, OPTION_GROUPS)
-
-
-def range_text(name: str, value: Any) -> str:
-    """Return an experiment's values of a setting as they are typed: [1, 2] is 1,2.
-
-    A list is the one value of a setting that takes a list. Raises SettingsError for an empty list.
-    """
-    takes_list = any(get_origin(kind) is list for kind in (SETTINGS.get(name), *get_args(SETTINGS.get(name))))
-    if not isinstance(value, list) or takes_list:
-        text = format_value(value)
-        return f'"{text}"' if re.fullmatch(COMPUTED, text) else text
-    if not value:
-        raise SettingsError(f"hydra.sweeper.params has no values of {name}", "leave the setting out, or give some")
-    return ",".join(map(in_list, map(format_value, value)))
-
-
-def in_list(text: str) -> str:
-    """Return one of several values of a setting for Hydra, in quotes if it needs them."""
-    if re.search(COMPUTED, text):
-        return f'"{text}"'
-    return text if re.fullmatch(r"[\w.+/-]+", text, re.ASCII) else quote(text)
-
-
-def expand_ranges(override: Override) -> None:
-    """Replace the ranges among an override's values, as in range(1,3),7, by their numbers."""
-    choices = override.value()
-    if isinstance(choices, RangeSweep):
-        alone: list[Any] = [choices]
-        choices = ChoiceSweep(list=alone, shuffle=choices.shuffle)
-        override._value = choices
-        override.value_type = ValueType.CHOICE_SWEEP
-    if not isinstance(choices, ChoiceSweep):
-        return
-    expanded: list[Any] = []
-    for value in choices.list:
-        if isinstance(value, RangeSweep):
-            expanded += numbers_of(override, value)
-        elif isinstance(value, Sweep | Glob) or "Sweep(" in repr(value):  # of a choice in a choice, or in a list
-            raise SettingsError(f"{override.input_line} has values within a value", "write it as 1,2,3 or range(1,5),7")
-        else:
-            expanded.append(value)
-    choices.list = expanded
-
-
-def numbers_of(override: Override, swept: RangeSweep) -> Sequence[float]:
-    """Return the numbers of a range as decimals have them.
-
-    Those of range(0.3,0.9,0.3) are 0.3 and 0.6: Hydra adds the binary fraction of 0.3, and comes to 0.8999999999999999.
-    Its sort() begins elsewhere than the range if the end is none of the steps.
-    """
-    check_numbers(override, swept)
-    if re.search(r"\bsort\(.*range\(", str(override.input_line)):
-        raise SettingsError(f"{override.input_line} sorts a range", "leave sort() out: the order changes no result")
-    numbers = (swept.start, swept.stop, swept.step)
-    if all(isinstance(number, int) for number in numbers):
-        return range(*numbers)  # type: ignore[arg-type]
-    start, stop, step = (Decimal(str(number)) for number in numbers)
-    return [float(start + i * step) for i in range(max(0, math.ceil((stop - start) / step)))]
-
-
-def check_numbers(override: Override, swept: Any) -> None:
-    """Raise SettingsError unless all numbers of a range are finite, and no step 0."""
-    numbers = vars(swept)  # start, stop or end, and step
-    is_finite = all(math.isfinite(value) for value in numbers.values() if isinstance(value, int | float))
-    if not is_finite or numbers.get("step") == 0:  # which would never end
-        problem = f"{override.input_line} must have finite numbers, and no step of 0"
-        raise SettingsError(problem, "write it as range(1,5)")
-
-
-def check_values(override: Override) -> None:
-    """Raise SettingsError unless an override lists values, of finite numbers and with a step."""
-    name = override.key_or_group
-    if isinstance(override.value(), Glob) and name in SETTINGS:
-        problem = f"{override.input_line}: glob() chooses among options, and {name} has none"
-        raise SettingsError(problem, f"list its values, as in {name}=A,B")
-    check_numbers(override, override.value())
-    if not override.is_discrete_sweep() or next(override.sweep_string_iterator(), None) is None:
-        remedy = "write it as 1,2,3 or range(1,5)"
-        if "interval(" in str(override.input_line):
-            remedy += "; hydra/sweeper=optuna draws values from an interval"
-        raise SettingsError(f"{override.input_line} lists no value", remedy)
-
-
-def combinations(overrides: Iterable[Override]) -> list[list[str]]:
-    """Return the jobs of a grid, each as its overrides: every combination of the values given."""
-    choices = []
-    for override in overrides:
-        is_choice = override.is_sweep_override()
-        values = override.sweep_string_iterator() if is_choice else [override.get_value_element_as_str()]
-        choices.append([f"{override.get_key_element()}={value}" for value in values])
-    return [*map(list, product(*choices))]
 
 
 def other_settings(folder: Path, planned: Mapping[str, Any]) -> dict[str, str]:

@@ -15,8 +15,9 @@ from cli.hydra_command import start
 from cli.overrides import CONF, check_options, check_typed, refuse_misread, take_folder
 from common.errors import SettingsError, format_value
 from common.settings import parse_overrides, tell_repeated
-from sweeps.grid import Grid, range_text
+from sweeps.grid import Grid
 from sweeps.hydra_versions import VERSION_BASE
+from sweeps.ranges import range_text
 from tests.sweeping import swept
 
 SMALL = "# @package _global_\nmodel:\n  n_layer: 1\n  n_embd: 48\n"
