@@ -44,6 +44,7 @@ from sweeps.leaderboard import (
     shown,
 )
 from sweeps.ranges import combinations
+from sweeps.sweep import kept_folder
 from training.config import TrainConfig
 
 RECORD = "decide.json"
@@ -171,7 +172,7 @@ class Decide(Grid):
         self.record.comparisons = comparisons
 
         # Run the pairs, seed after seed, until all have a verdict.
-        with self.keeping_folder():
+        with kept_folder(self.config, self.folder, self.report, self.go_on):
             for pair in range(self.max_pairs):
                 # Number 0 is the first variant, with which the others are paired.
                 undecided = {number: each for number, each in enumerate(comparisons, 1) if each.verdict == OPEN}

@@ -4,11 +4,9 @@ import errno
 import json
 import os
 import shlex
-import signal
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -26,43 +24,24 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.console import ending_signals, exit_on_signal
-from common.errors import SettingsError, format_value, library_fault, mend
-from common.files import os_errors_named, user_path
-from common.machine import processors
-from common.text import flat, hydra_quoted, literal, plural, quote, visible
-from runs.directory import in_order, lock_run, settings_of_result, trained_settings, written_settings
+from common.errors import SettingsError, format_value, mend
+from common.text import flat, hydra_quoted, plural, visible
+from runs.directory import in_order, settings_of_result, trained_settings, written_settings
 from runs.origin import PROJECT_HASH
 from runs.summary import JOB, fail_job, has_run, key_of, read_job, read_summary, refuse_other_run
 from sweeps.compositions import Compositions, writable
-from sweeps.hydra_versions import read_once, register_resolver
+from sweeps.hydra_versions import read_once
 from sweeps.leaderboard import shown, write_leaderboard
 from sweeps.ranges import check_values, combinations, computed_in_job, expand_ranges, for_hydra, range_text
+from sweeps.sweep import check_launcher, fix_folder, kept_folder
 from training.config import TrainConfig
 
-EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 LONGEST_NAME = 255  # bytes of a name in a folder, on nearly every disk
 OF_A_JOB = ("seed", "device", "model.vocab_size", "init_from")
 """The settings that a job itself chooses, completes or, when it goes on, leaves out."""
 VARIANTS = (
     """write 'hydra.sweeper.variants=["NAME=VALUE",…]', or on Windows "hydra.sweeper.variants=['NAME=VALUE',…]\""""
 )
-
-
-def jobs_at_once() -> int:
-    """Return the number of jobs at a time: one for each accelerator, else for each core."""
-    import torch
-
-    try:
-        import joblib  # type: ignore[import-untyped]  # optional
-    except Exception as error:  # an import may fail by any
-        install = f'pip install -e ".[{EXTRAS["joblib"]}]"'
-        raise SettingsError(*library_fault("hydra/launcher=joblib needs joblib", "joblib", install, error)) from error
-
-    return torch.accelerator.device_count() or min(joblib.cpu_count(), processors())
-
-
-register_resolver("jobs_at_once", jobs_at_once, use_cache=True)
 
 
 @dataclass(eq=False)
@@ -93,26 +72,7 @@ class Grid(Sweeper):
         self.compositions = Compositions(self.loader, config)  # before the folder is fixed
         config = writable(config)
 
-        # Check the settings of hydra.launcher and hydra.sweeper.
-        launcher = config.hydra.runtime.choices["hydra/launcher"]
-        plugins = Plugins.instance()
-        installed = [f"{plugin.__module__}.{plugin.__name__}" for plugin in plugins.discover(Launcher)]
-        if launcher in EXTRAS and config.hydra.launcher._target_ not in installed:
-            remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
-            raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
-        if launcher == "joblib":
-            jobs_at_once()  # OmegaConf would put its own words round an error of importing joblib
-        minutes = OmegaConf.select(config, "hydra.launcher.timeout_min")
-        delay = (OmegaConf.select(config, "hydra.launcher.signal_delay_s") or 0) / 60
-        if minutes is not None and minutes <= delay:
-            remedy = f"name more than {delay:g}{', at most the limit of the partition' if delay else ''}"
-            raise SettingsError(f"hydra.launcher.timeout_min={minutes} leaves a job no time", remedy)
-        if OmegaConf.select(config, "hydra.job.chdir"):
-            problem = "hydra.job.chdir=true moves jobs away from the folder in which their paths were typed"
-            raise SettingsError(problem, "leave it out: a job's files are in its folder without it")
-        folder = OmegaConf.select(config, "hydra.run.dir") or "."
-        if folder != ".":  # as in conf/train.yaml
-            raise SettingsError(f"hydra.run.dir={folder} is no folder of a sweep", f"type hydra.sweep.dir={folder}")
+        check_launcher(config)
         # As they are written: a ${…} is of each job's own settings, and Hydra has computed it from the sweep's.
         written: Any = OmegaConf.to_container(config.hydra.sweeper)
         self.params = written["params"]
@@ -129,21 +89,12 @@ class Grid(Sweeper):
                 problem = f"hydra.sweeper.variants: {override.input_line} is several values in one variant"
                 raise SettingsError(problem, "write a variant for each value")
 
-        # Fix the folder: each parallel job composes its settings anew, and its default has the time in it.
-        if config.dry_run:  # it leaves nothing behind
-            config.hydra.sweep.dir = "."
-            config.hydra.overrides.hydra.append("hydra.sweep.subdir=.")
-        self.folder = user_path("hydra.sweep.dir", config.hydra.sweep.dir)
-        if (self.folder / "checkpoints").is_dir() and not config.dry_run:
-            raise SettingsError(f"hydra.sweep.dir={self.folder} is a run's folder", "name a sweep's, or a new one")
+        self.folder = fix_folder(config)
         self.go_on = hydra_quoted("hydra.sweep.dir", self.folder)
-        config.hydra.sweep.dir = literal(str(self.folder))
-        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(self.folder)}")
-
         self.places: dict[str, Sequence[str]] = {}
         self.task_function: Any = task_function
         self.config: DictConfig = config
-        self.launcher: Launcher = plugins.instantiate_launcher(hydra_context, task_function, config)
+        self.launcher: Launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""
@@ -160,7 +111,7 @@ class Grid(Sweeper):
         # A launcher numbers its jobs one after the other: those between two gaps go together.
         parts = [[*part] for _, part in groupby(enumerate(numbered), key=lambda pair: pair[1] - pair[0])]
         results: list[JobReturn] = []
-        with self.keeping_folder():
+        with kept_folder(self.config, self.folder, self.report, self.go_on):
             for part in parts:
                 numbers = [number for _, number in part]
                 results += self.launch([numbered[number] for number in numbers], numbers[0])
@@ -436,34 +387,6 @@ class Grid(Sweeper):
     def report(self) -> str:
         """Write the results so far; return the text to print at the end."""
         return write_leaderboard(self.folder)
-
-    @contextmanager
-    def keeping_folder(self) -> Iterator[None]:
-        """Lock the sweep's folder, and print its report at the end.
-
-        After a signal the command that goes on is printed too.
-        """
-        if self.config.dry_run or os.environ.get("RANK", "0") != "0":
-            yield
-            return
-        with ExitStack() as stack:
-            with os_errors_named("hydra.sweep.dir", self.folder, "used", "name another folder"):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                lock_run(self.folder, stack, "hydra.sweep.dir")
-            # Let a signal raise SystemExit, as Ctrl-C raises KeyboardInterrupt; the stack restores its handler.
-            for kind in set(ending_signals()) - {signal.SIGINT}:
-                stack.callback(signal.signal, kind, signal.signal(kind, exit_on_signal))
-            end = ""
-            try:
-                yield
-            except (KeyboardInterrupt, SystemExit):
-                typed = [argument for argument in sys.argv if not argument.startswith("hydra.sweep.dir=")]
-                end = f"\nsweep     stopped; to go on:  {shlex.join(['python', *typed])} {self.go_on}"
-                raise
-            finally:
-                stack.close()
-                with suppress(OSError):  # of a pipe that nobody reads
-                    print(visible(f"\n{self.report()}{end}"), flush=True)
 
 
 class WorkerKilled(Exception):

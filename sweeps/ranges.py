@@ -26,7 +26,7 @@ COMPUTED = r"\$\{(?:[^{}]|\$\{[^{}]*\})*\}"
 
 
 def for_hydra(override: str) -> str:
-    """Return a typed override as Hydra's grammar reads it: a text, or an option's name, is the one that is typed."""
+    """Return a typed override for Hydra, with its text, or its option's name, as typed."""
     return quoted_as_typed(override, TEXTS, OPTION_GROUPS)
 
 

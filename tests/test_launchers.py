@@ -30,7 +30,8 @@ from cli.with_torch import device_of_job
 from common.errors import SettingsError
 from model.attention.code import digest
 from runs.summary import read_job, read_summary
-from sweeps.grid import Grid, jobs_at_once, reason_of
+from sweeps.grid import Grid, reason_of
+from sweeps.sweep import jobs_at_once
 
 has_joblib, has_submitit = (bool(find_spec(f"hydra_plugins.hydra_{name}_launcher")) for name in ("joblib", "submitit"))
 needs_joblib = pytest.mark.skipif(not has_joblib, reason='needs pip install -e ".[parallel]"')

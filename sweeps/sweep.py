@@ -1,0 +1,107 @@
+"""The parts of a sweep that no sweeper chooses: its launcher, its folder, its table."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, OmegaConf
+
+from common.console import ending_signals, exit_on_signal
+from common.errors import SettingsError, library_fault
+from common.files import os_errors_named, user_path
+from common.machine import processors
+from common.text import literal, quote, visible
+from runs.directory import lock_run
+from sweeps.hydra_versions import register_resolver
+
+EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
+
+
+def jobs_at_once() -> int:
+    """Return the number of jobs at a time: one for each accelerator, else for each core."""
+    import torch
+
+    try:
+        import joblib  # type: ignore[import-untyped]  # optional
+    except Exception as error:  # an import may fail by any
+        install = f'pip install -e ".[{EXTRAS["joblib"]}]"'
+        raise SettingsError(*library_fault("hydra/launcher=joblib needs joblib", "joblib", install, error)) from error
+
+    return torch.accelerator.device_count() or min(joblib.cpu_count(), processors())
+
+
+register_resolver("jobs_at_once", jobs_at_once, use_cache=True)
+
+
+def check_launcher(config: DictConfig) -> None:
+    """Raise SettingsError for a launcher that is missing, or whose settings suit no sweep."""
+    launcher = config.hydra.runtime.choices["hydra/launcher"]
+    installed = [f"{plugin.__module__}.{plugin.__name__}" for plugin in Plugins.instance().discover(Launcher)]
+    if launcher in EXTRAS and config.hydra.launcher._target_ not in installed:
+        remedy = f'pip install -e ".[{EXTRAS[launcher]}]"'
+        raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
+    if launcher == "joblib":
+        jobs_at_once()  # OmegaConf would put its own words round an error of importing joblib
+    minutes = OmegaConf.select(config, "hydra.launcher.timeout_min")
+    delay = (OmegaConf.select(config, "hydra.launcher.signal_delay_s") or 0) / 60
+    if minutes is not None and minutes <= delay:
+        remedy = f"name more than {delay:g}{', at most the limit of the partition' if delay else ''}"
+        raise SettingsError(f"hydra.launcher.timeout_min={minutes} leaves a job no time", remedy)
+    if OmegaConf.select(config, "hydra.job.chdir"):
+        problem = "hydra.job.chdir=true moves jobs away from the folder in which their paths were typed"
+        raise SettingsError(problem, "leave it out: a job's files are in its folder without it")
+    folder = OmegaConf.select(config, "hydra.run.dir") or "."
+    if folder != ".":  # as in conf/train.yaml
+        raise SettingsError(f"hydra.run.dir={folder} is no folder of a sweep", f"type hydra.sweep.dir={folder}")
+
+
+def fix_folder(config: DictConfig) -> Path:
+    """Return the sweep's folder, and write it into the settings of its jobs.
+
+    Each parallel job composes its settings anew, and the default has the time in it.
+    """
+    if config.dry_run:  # it leaves nothing behind
+        config.hydra.sweep.dir = "."
+        config.hydra.overrides.hydra.append("hydra.sweep.subdir=.")
+    folder = user_path("hydra.sweep.dir", config.hydra.sweep.dir)
+    if (folder / "checkpoints").is_dir() and not config.dry_run:
+        raise SettingsError(f"hydra.sweep.dir={folder} is a run's folder", "name a sweep's, or a new one")
+    config.hydra.sweep.dir = literal(str(folder))
+    config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(folder)}")
+    return folder
+
+
+@contextmanager
+def kept_folder(config: DictConfig, folder: Path, report: Callable[[], str], go_on: str = "") -> Iterator[None]:
+    """Lock a sweep's folder, and print its report at the end.
+
+    go_on: the override with which the same command goes on after a signal, which is printed too.
+    """
+    if config.dry_run or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with ExitStack() as stack:
+        with os_errors_named("hydra.sweep.dir", folder, "used", "name another folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock_run(folder, stack, "hydra.sweep.dir")
+        # Let a signal raise SystemExit, as Ctrl-C raises KeyboardInterrupt; the stack restores its handler.
+        for kind in set(ending_signals()) - {signal.SIGINT}:
+            stack.callback(signal.signal, kind, signal.signal(kind, exit_on_signal))
+        end = ""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            if go_on:
+                typed = [argument for argument in sys.argv if not argument.startswith("hydra.sweep.dir=")]
+                end = f"\nsweep     stopped; to go on:  {shlex.join(['python', *typed])} {go_on}"
+            raise
+        finally:
+            stack.close()
+            with suppress(OSError):  # of a pipe that nobody reads
+                print(visible(f"\n{report()}{end}"), flush=True)
