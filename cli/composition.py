@@ -113,9 +113,9 @@ def show(arguments: list[str]) -> None:
 def without_plus(overrides: list[str]) -> list[str]:
     """Return overrides without a +, which means nothing to a setting that exists already.
 
-    Only Hydra's own settings may be added to.
+    Only Hydra's own settings may be added to, and no group of options is.
     """
-    return [each if each.lstrip("+").startswith("hydra") else each.lstrip("+") for each in overrides]
+    return [each if each.lstrip("+").startswith("hydra.") else each.lstrip("+") for each in overrides]
 
 
 def run_single(typed: dict[str, str], searched: list[str]) -> None:
@@ -533,31 +533,16 @@ def explain(error: BaseException) -> str | None:
             remedy = VARIANTS
         if re.match(r"\w*(uniform|normal|rand|space)\w*\(", value):
             remedy = f"list values, as in {name}=A,B; {DRAWN}"
+        if str(error.override).startswith("hydra.sweeper.params="):
+            remedy = "type the values of each setting, as in seed=1,2"
+        if re.fullmatch(r"[\w.+/-]+(,[\w.+/-]+)*,", value):
+            remedy = f"leave out the last comma, as in {name}={value[:-1]}"
         if value.startswith("zip("):
             remedy = f"write the pairs as variants, as in 'hydra.sweeper.variants={PAIRS}'"
         return f"cannot read the override {error.override!r}: {remedy}."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
-            if str(mistake.full_key).startswith("hydra.job.env_set."):
-                return f"{mistake.full_key} is new to Hydra: type +{mistake.full_key}=VALUE."
-            # A setting of one of Hydra's plugins is there only with the option of its group that has it.
-            group, _, name = str(mistake.full_key).replace(".", "/").rpartition("/")
-            chosen = [file.stem for file in sorted((CONF / group).glob("*.yaml")) if name in OmegaConf.load(file)]
-            if group == "hydra/sweeper" and name in OF_OPTUNA:
-                chosen = ["optuna"]
-            # Of other sweepers, and of a later launcher.
-            is_of_others = group == "hydra/sweeper" and name in ("n_jobs", "max_batch_size")
-            if is_of_others or name == "inner_max_num_threads":
-                return f"there is no setting {mistake.full_key}: {here_it_is(name, ())}."
-            if group.startswith("hydra/") and chosen:
-                asked = " or ".join(f"{group}={option}" for option in chosen)
-                return f"{mistake.full_key} has no effect here: add {asked}, or leave it out."
-            if mistake.full_key in SETTINGS:
-                return str(empty_group(group.replace("/", ".")))
-            known = sorted(name for name in mistake.parent_node or () if name != "_target_")
-            if group.startswith("hydra/") and known:
-                return f"there is no setting {mistake.full_key}: {group.replace('/', '.')} has {', '.join(known)}."
-            return f"there is no setting {mistake.full_key}: --cfg hydra shows those of Hydra."
+            return explain_unknown(str(mistake.full_key), mistake.parent_node)
         if isinstance(mistake, OmegaConfBaseException):
             place = mistake.full_key or "a value"
             meaning = (
@@ -568,21 +553,21 @@ def explain(error: BaseException) -> str | None:
                 is_none = "'None'" in str(mistake)
                 meaning = "leave it out, or type null for none" if is_none else "correct it, or leave it out"
             return f"{place} cannot be read ({first_line(mistake)}): {meaning}."
-    if type(error).__module__.startswith("sqlalchemy."):  # of Hydra's Optuna sweeper
-        remedy = "write sqlite:///FILE.db, in a folder that is there"
-        return f"hydra.sweeper.storage cannot be used ({first_line(error)}): {remedy}."
-    if str(error) == "No trials are completed yet.":  # of Optuna
-        remedy = "leave dry_run=true out, or mend what made the jobs fail"
-        return f"no job of the search has a result, and hydra/sweeper=optuna has none to choose: {remedy}."
     if str(error).startswith("Config group override must be"):  # as for model=choice(1,2)
         return "an option is the name of a file, and a number or a truth is typed in its place: --help lists all."
-    if isinstance(error, ValueError) and re.match("The `(low|step)` value must be", str(error)):  # of Optuna
-        bounds = ", ".join(re.findall(r"\w+=[^,()\s]+", str(error))).rstrip(".")
-        remedy = "write interval(A,B) or range(A,B,STEP), with A below B, and above 0 for tag(log,interval(A,B))"
-        return f"a range with {bounds} cannot be drawn from: {remedy}."
+    if "full_key: hydra.sweeper.params" in str(error):  # of OmegaConf, which merges nothing into Optuna's null
+        return "hydra.sweeper.params is for an experiment's file: type the values of each setting, as in seed=1,2."
     if not isinstance(error, HydraException):
         return None
     sentence = " ".join(str(error).split())
+    added = re.search(r"unexpected keyword argument '(\w+)'.* full_key: (\S+)", sentence)
+    if added:  # typed with a +
+        return explain_unknown(f"{added[2]}.{added[1]}", None)
+    group = re.match("Could not override '(hydra/[^'@]*)'", sentence)
+    if group:
+        of_search = group[1].startswith("hydra/sweeper/")
+        remedy = "add hydra/sweeper=optuna, or leave it out" if of_search else "leave it out"
+        return f"{group[1]} has no effect here: {remedy}."
     own = [group for group in GROUPS if group != "experiment"]
     for said, meant in DEFAULTS.items():
         found = re.match(said, sentence)
@@ -593,7 +578,7 @@ def explain(error: BaseException) -> str | None:
         override = sentence.partition("supported")[2].lstrip(" :")[1:-1]
         name, _, value = override.partition("=")
         text = "" if "/" in name or "(" in value else f", or {hydra_quoted(name, value)} for a text with commas"
-        return f"{override} is several values, and all jobs have the same {name}: type one{text}."
+        return f"{override} is several values, and all jobs have the same {name.lstrip('+')}: type one{text}."
     if sentence.startswith("Ambiguous value"):  # after --cfg alone
         return f"{sentence.split()[4]} has several values, and --cfg shows those of one job: type one of them."
     return sentence
@@ -610,6 +595,30 @@ def explain_file(error: yaml.MarkedYAMLError | UnicodeDecodeError) -> str | None
     reason = " ".join(str(error.problem or error.context).split())
     remedy = "indent by spaces, quote a value with commas, colons or quotes as a whole, and write each name once"
     return f"{seen_from_here(Path(mark.name))} is no YAML in line {mark.line + 1} ({reason}): {remedy}."
+
+
+def explain_unknown(name: str, siblings: Iterable[Any] | None) -> str:
+    """Return the sentence for a setting of Hydra that is not there; siblings: the names beside it."""
+    if name.startswith("hydra.job.env_set."):
+        return f"{name} is new to Hydra: type +{name}=VALUE."
+    # A setting of one of Hydra's plugins is there only with the option of its group that has it.
+    group, _, last = name.replace(".", "/").rpartition("/")
+    chosen = [file.stem for file in sorted((CONF / group).glob("*.yaml")) if last in OmegaConf.load(file)]
+    if group == "hydra/sweeper" and last in OF_OPTUNA:
+        chosen = ["optuna"]
+    # Of other sweepers, and of a later launcher.
+    is_of_others = group == "hydra/sweeper" and last in ("n_jobs", "max_batch_size")
+    if is_of_others or last == "inner_max_num_threads":
+        return f"there is no setting {name}: {here_it_is(last, ())}."
+    if group.startswith("hydra/") and chosen:
+        asked = " or ".join(f"{group}={option}" for option in chosen)
+        return f"{name} has no effect here: add {asked}, or leave it out."
+    if name in SETTINGS:
+        return str(empty_group(group.replace("/", ".")))
+    known = sorted(sibling for sibling in siblings or () if sibling != "_target_")
+    if group.startswith("hydra/") and known:
+        return f"there is no setting {name}: {group.replace('/', '.')} has {', '.join(known)}."
+    return f"there is no setting {name}: --cfg hydra shows those of Hydra."
 
 
 def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:

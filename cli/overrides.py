@@ -220,6 +220,8 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             if name.removeprefix("hydra")[1:].startswith(LOGS):
                 remedy = "leave it out: Hydra writes no file and no log of its own for a run"
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
+        if name == "hydra.verbose" and re.fullmatch(r"[-+.\d]+", value):
+            raise SettingsError(f"{name}={value} must be true or false")
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         # A text may have any signs, and a folder's name; but ${oc.env:NAME}, ${now:%H} and ${seed} are meant for Hydra.
         is_computed = CALL.search(value) or {*NAMED.findall(value)} & hints.keys()

@@ -75,7 +75,7 @@ def hydra_quoted(setting: str, path: object) -> str:
     """Return SETTING=PATH quoted for a shell, and a setting of Hydra's quoted for Hydra too."""
     # With slashes, which cmd.exe reads too: shlex would quote a backslash, in quotes that cmd.exe does not know.
     path = path.as_posix() if isinstance(path, PurePath) else path
-    is_plain = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", str(path), re.ASCII) or not setting.startswith("hydra")
+    is_plain = re.fullmatch(r"[A-Za-z_/.][\w/.-]*", str(path), re.ASCII) or not setting.lstrip("+").startswith("hydra")
     return shlex.quote(f"{setting}={path if is_plain else quote(path)}")
 
 

@@ -17,11 +17,11 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 import sweeps.decide
 import sweeps.grid
-from common.text import visible
+import sweeps.search
 from common.threads import threads_asked
 from sweeps.leaderboard import write_leaderboard
 
@@ -34,16 +34,19 @@ class Decide(sweeps.decide.Decide):
     """hydra/sweeper=decide."""
 
 
+class Search(sweeps.search.Search):
+    """hydra/sweeper=optuna, or that of another package."""
+
+
 class AfterJob(Callback):
     """Frees a job's memory and rewrites the leaderboard.
 
-    A parallel launcher calls on_job_end() in the job's own process. Sweepers of other packages get typed settings in
-    place of an experiment's, and a table at the end; those here do both by themselves.
+    A parallel launcher calls on_job_end() in the job's own process.
     """
 
     def __init__(self) -> None:
         # At the start of each sweep, before its sweeper is made: a job of joblib in this process makes a new registry.
-        for sweeper in (Grid, Decide):
+        for sweeper in (Grid, Decide, Search):
             Plugins.instance().register(sweeper)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -51,16 +54,11 @@ class AfterJob(Callback):
         if asked and config.hydra.runtime.choices["hydra/launcher"] == "joblib":
             # Of both numbers torch takes the smaller, and joblib gives its workers one of MKL's, unless there is one.
             os.environ.setdefault("MKL_NUM_THREADS", str(asked))
-        params = config.hydra.sweeper.get("params")
-        if is_of_others(config) and params:
-            # Optuna's takes an experiment's value before a typed range.
+        sweeper = config.hydra.sweeper
+        if not sweeper._target_.startswith(f"{__name__}."):
             with read_write(config), open_dict(config):
-                for override in config.hydra.overrides.task:
-                    params.pop(override.lstrip("+").partition("=")[0], None)
-
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        if is_of_others(config) and not config.dry_run and os.environ.get("RANK", "0") == "0":
-            print(visible(f"\n{write_leaderboard(Path(config.hydra.sweep.dir))}"), flush=True)
+                search = {"_target_": f"{__name__}.Search", "_recursive_": False}  # it makes the package's itself
+                config.hydra.sweeper = search | {"of_package": OmegaConf.to_container(sweeper)}
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         if config.hydra.mode != RunMode.MULTIRUN:
@@ -80,8 +78,3 @@ class AfterJob(Callback):
             torch.cuda.empty_cache()
         if not config.dry_run and os.environ.get("RANK", "0") == "0":
             write_leaderboard(Path(config.hydra.sweep.dir))
-
-
-def is_of_others(config: DictConfig) -> bool:
-    """Return whether the sweeper is one of a package, such as Optuna's."""
-    return not config.hydra.sweeper._target_.startswith(f"{__name__}.")

@@ -33,7 +33,7 @@ from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once
 from sweeps.leaderboard import shown, write_leaderboard
 from sweeps.ranges import check_values, combinations, computed_in_job, expand_ranges, for_hydra, range_text
-from sweeps.sweep import check_launcher, fix_folder, kept_folder
+from sweeps.sweep import check_launcher, fix_folder, in_the_way, kept_folder
 from training.config import TrainConfig
 
 LONGEST_NAME = 255  # bytes of a name in a folder, on nearly every disk
@@ -369,8 +369,7 @@ class Grid(Sweeper):
         try:
             return self.launcher.launch(jobs, initial_job_idx=number)
         except FileExistsError as error:
-            problem = f"a job needs the folder {error.filename}, which is a file"
-            raise SettingsError(problem, "remove it, or give another hydra.sweep.dir") from error
+            raise in_the_way(error) from error
         except Exception as error:
             # The basic launcher has no settings that could be wrong: show its exception as it is.
             if launcher == "basic":

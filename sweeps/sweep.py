@@ -103,5 +103,13 @@ def kept_folder(config: DictConfig, folder: Path, report: Callable[[], str], go_
             raise
         finally:
             stack.close()
-            with suppress(OSError):  # of a pipe that nobody reads
-                print(visible(f"\n{report()}{end}"), flush=True)
+            text = f"{report()}{end}"
+            if text:  # nothing, if no job has begun
+                with suppress(OSError):  # of a pipe that nobody reads
+                    print(visible(f"\n{text}"), flush=True)
+
+
+def in_the_way(error: FileExistsError) -> SettingsError:
+    """Return the error for a file in the place of a job's folder."""
+    problem = f"a job needs the folder {error.filename}, which is a file"
+    return SettingsError(problem, "remove it, or give another hydra.sweep.dir")

@@ -425,7 +425,14 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m model.n_inner=[8,16],[16,8]": "=8,16,16,8 to train with each; all layers of a model have the same.",
     "attention=[sdpa,loop]": "to train with each; attention=sdpa/loop has them in turns, layer by layer.",
     "mlp_size_layerlist=[8,16]": "here it is model.n_inner (one for all layers; docs/library.md has a model with parts",
-    "seed=1, -m": "cannot read the override 'seed=1,': put a value that has commas, ",
+    "seed=1, -m": "cannot read the override 'seed=1,': leave out the last comma, as in seed=1.",
+    "-m optimizer=adamw,muon,": "leave out the last comma, as in optimizer=adamw,muon.",
+    "-m hydra/sweeper/sampler=tpe": "hydra/sweeper/sampler has no effect here: add hydra/sweeper=optuna, or leave",
+    "-m +hydra.launcher.n_jobs=1": "hydra.launcher.n_jobs has no effect here: add hydra/launcher=joblib, or leave it",
+    "-m +hydra/launcher=joblip": "hydra/launcher=joblip does not exist: choose hydra/launcher from basic, ",
+    "-m hydra.sweeper.params={seed:[1,}": "type the values of each setting, as in seed=1,2.",
+    "-m hydra.verbose=1": "hydra.verbose=1 must be true or false.",
+    "-m +hydra.job.env_set.A=a,b": "type one, or '+hydra.job.env_set.A=\"a,b\"' for a text with commas.",
     "-m seed=rang(1,3)": "ranges are choice(2,4,8)",
     "-m optimizer.lr=zip(0.1,0.2)": "write the pairs as variants, as in 'hydra.sweeper.variants=[\"model.n_embd=64 ",
     "-m hydra/sweeper=optuna": "hydra/sweeper=optuna does not exist: pip install hydra-optuna-sweeper.",
@@ -818,24 +825,6 @@ def test_null_names_no_folder_and_no_field():
         name = typed.partition("=")[0]
         assert str(refused.value) == f"{typed} is not a text: correct it, or leave it out for {name}={default}."
     assert from_arguments(SampleConfig, ["prompt=null"]).prompt == "null"
-
-
-def test_a_storage_of_optuna_that_is_no_database_and_a_search_without_results_are_answered():
-    error = type("ArgumentError", (Exception,), {"__module__": "sqlalchemy.exc"})("Could not parse 'study.pkl'\nmore")
-    said = "hydra.sweeper.storage cannot be used (Could not parse 'study.pkl'): write sqlite:///FILE.db, in a folder"
-    assert explain(error) == f"{said} that is there."
-    assert "leave dry_run=true out" in explain(ValueError("No trials are completed yet."))
-    assert explain(ValueError("of something else")) is None
-
-
-def test_a_range_that_optuna_cannot_draw_from_is_answered_with_one_that_it_can():
-    """Exponents as bounds of a log scale ended in a traceback."""
-    low = "The `low` value must be larger than 0 for a log distribution (low=-3.0, high=-1.0)."
-    step = "The `step` value must be non-zero positive value, but step=0."
-    for error, bounds in ((low, "low=-3.0, high=-1.0"), (step, "step=0")):
-        said = explain(ValueError(error))
-        assert said and said.startswith(f"a range with {bounds} cannot be drawn from: write interval(A,B) or range(A,B")
-        assert "above 0 for tag(log,interval(A,B))" in said
 
 
 def test_what_the_agent_of_wandb_types_is_answered_with_lines_of_the_sweeps_file(monkeypatch, tmp_path):

@@ -573,33 +573,6 @@ def test_a_failed_jobs_exception_does_not_keep_its_model_alive(is_its_cause):
     assert kept[0]() is None
 
 
-def test_a_sweeper_of_others_gets_what_is_typed_before_an_experiments_value_and_a_table(tmp_path, capsys, monkeypatch):
-    """Optuna's searched no setting that an experiment sets too, and ended without the table and its folder."""
-    put_job(tmp_path, 0, "optimizer.lr=0.1", val_bpb=1.25)
-    typed = ["seed=1", "optimizer.lr=interval(0.1,0.2)"]
-    params = {"optimizer.lr": "0.05", "model.n_embd": "choice(16,32)"}
-    optuna = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
-    for sweeper, dry_run in ((optuna, False), (optuna, True), ("hydra_plugins._tinygpt.Decide", False)):
-        given = {"_target_": sweeper, "params": params}
-        hydra = {"overrides": {"task": typed}, "sweep": {"dir": str(tmp_path)}, "sweeper": given}
-        hydra["runtime"] = {"choices": {"hydra/launcher": "joblib"}}
-        config = OmegaConf.create({"dry_run": dry_run, "hydra": hydra})
-        OmegaConf.set_struct(config, True)
-        OmegaConf.set_readonly(config, True)
-        monkeypatch.setenv("OMP_NUM_THREADS", "3")
-        monkeypatch.setenv("MKL_NUM_THREADS", "1")
-        monkeypatch.delenv("MKL_NUM_THREADS")
-        AfterJob().on_multirun_start(config)
-        assert os.environ["MKL_NUM_THREADS"] == "3"  # or joblib would give each job one thread
-        assert config.hydra.overrides.task == typed
-        # Ours replace or refuse by themselves.
-        is_ours = sweeper != optuna
-        assert config.hydra.sweeper.params == (params if is_ours else {"model.n_embd": "choice(16,32)"})
-        AfterJob().on_multirun_end(config)
-        shown = capsys.readouterr().out
-        assert ("1.2500" in shown and f"table     {tmp_path}/leaderboard.md" in shown) == (not is_ours and not dry_run)
-
-
 def test_a_job_knows_whether_its_folder_holds_its_run(tmp_path):
     job = tmp_path / "3"
     job.mkdir()
