@@ -598,7 +598,7 @@ def explain_file(error: yaml.MarkedYAMLError | UnicodeDecodeError) -> str | None
 
 
 def explain_unknown(name: str, siblings: Iterable[Any] | None) -> str:
-    """Return the sentence for a setting of Hydra that is not there; siblings: the names beside it."""
+    """Return the sentence for a setting that Hydra lacks; siblings: the names beside it."""
     if name.startswith("hydra.job.env_set."):
         return f"{name} is new to Hydra: type +{name}=VALUE."
     # A setting of one of Hydra's plugins is there only with the option of its group that has it.

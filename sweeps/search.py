@@ -128,7 +128,7 @@ class Search(Sweeper):
 
 
 def as_choices(override: Override) -> str:
-    """Return an override with its values in place of glob(), and with numbers in place of ranges among others.
+    """Return an override with its values in place of glob() and of ranges among others.
 
     Packages read neither. Raises SettingsError for values that are no values in any sweep.
     """

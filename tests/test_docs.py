@@ -27,7 +27,7 @@ from conftest import first_of, run_here, some
 from hydra import compose
 
 import model.attention as registered
-from cli.composition import composing, register_schema, to_settings
+from cli.composition import OF_OPTUNA, composing, register_schema, to_settings
 from cli.overrides import GROUPS
 from common.settings import from_arguments, setting_hints
 from data import overlap, prepare
@@ -266,6 +266,7 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
         return
     known = {name for schema in SCHEMAS.values() for name in setting_hints(schema)} | {*GROUPS}
     known |= {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir"}
+    known |= {f"hydra.sweeper.{name}" for name in OF_OPTUNA}
     for group in ("sweeper", "launcher"):
         for file in (ROOT / "conf/hydra" / group).glob("*.yaml"):
             known |= {f"hydra.{group}.{name}" for name in yaml.safe_load(file.read_text())}
