@@ -17,7 +17,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -31,7 +30,7 @@ from runs.origin import PROJECT_HASH
 from runs.summary import JOB, fail_job, has_run, key_of, read_job, read_summary, refuse_other_run
 from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once
-from sweeps.leaderboard import shown, write_leaderboard
+from sweeps.leaderboard import DEFAULTS, shown, write_leaderboard
 from sweeps.ranges import check_values, combinations, computed_in_job, expand_ranges, for_hydra, range_text
 from sweeps.sweep import check_launcher, fix_folder, in_the_way, kept_folder
 from training.config import TrainConfig
@@ -104,7 +103,7 @@ class Grid(Sweeper):
         planned = dict(zip(map(tuple, jobs), configs, strict=True))
         jobs = self.distinct(jobs, configs)
         self.refuse_other_code(configs)
-        numbered = self.numbered(jobs)
+        numbered = self.numbered(jobs, planned)
         self.tell_other_settings(numbered, planned)
         if os.environ.get("RANK", "0") == "0":
             print(f"sweep     {plural(len(jobs), 'job')}", flush=True)
@@ -114,7 +113,7 @@ class Grid(Sweeper):
         with kept_folder(self.config, self.folder, self.report, self.go_on):
             for part in parts:
                 numbers = [number for _, number in part]
-                results += self.launch([numbered[number] for number in numbers], numbers[0])
+                results += self.launch([self.as_begun(number, numbered[number]) for number in numbers], numbers[0])
         failed = sum(result.status == JobStatus.FAILED for result in results)
         if failed:
             raise SettingsError(f"{failed} of {len(jobs)} jobs failed", "the reasons are above")
@@ -238,11 +237,14 @@ class Grid(Sweeper):
             problem = f"{self.go_on} has runs of other code ({', '.join(sorted(others))}) than this, {PROJECT_HASH}"
             raise SettingsError(problem, "restore that code, name another folder, or add allow_changes=true")
 
-    def numbered(self, jobs: Sequence[Sequence[str]]) -> dict[int, Sequence[str]]:
+    def numbered(
+        self, jobs: Sequence[Sequence[str]], configs: Mapping[tuple[str, ...], TrainConfig | None]
+    ) -> dict[int, Sequence[str]]:
         """Return the jobs by their numbers, in order.
 
         A job that the folder has, of this command or of an earlier one, keeps its number, which names its folder; a new
         one takes the first that is free. Raises SettingsError if the folder has runs, and none of these jobs.
+        configs: the settings of each job, None where the job alone knows them.
         """
         if self.config.dry_run:
             return dict(enumerate(jobs))
@@ -252,12 +254,16 @@ class Grid(Sweeper):
         held = {number: folder for number, (folder, _) in self.attempts().items() if has_run(folder)}
         records = {number: read_job(folder) for number, folder in held.items()}
         known = {key_of(record.overrides): number for number, record in records.items() if record}
+        typed_otherwise: dict[str, int] = {}
+        if not known.keys() >= {*map(key_of, jobs)}:  # settings are read where they are needed
+            typed_otherwise = {key: number for number, folder in held.items() for key in keys_of_run(folder)}
         found: dict[int, Sequence[str]] = {}
         new: list[Sequence[str]] = []
         for position, job in enumerate(jobs):
             own = known.get(key_of(job))
-            if own is None and known:
-                own = known.get(self.key_with_values(job))  # composes the job
+            config = configs[tuple(job)]
+            if own is None and config:
+                own = typed_otherwise.get(result_key(flat(asdict(config))))
             if own is not None:
                 found[own] = job
             elif "${hydra:" in "".join(job):  # a value that only the job knows, as by its number
@@ -269,12 +275,13 @@ class Grid(Sweeper):
         free = sorted({*range(len(jobs) + len(held))} - {*held, *found})
         return dict(sorted([*found.items(), *zip(free, new, strict=False)]))
 
-    def key_with_values(self, job: Sequence[str]) -> tuple[str, ...]:
-        """Return the key of a job's overrides as its record has them, with the values of ${…}."""
-        if "${" in "".join(job):
-            with suppress(HydraException, OmegaConfBaseException):  # a value that only the job knows
-                return key_of([str(override) for override in self.compositions.of_job(job).hydra.overrides.task])
-        return key_of(job)
+    def as_begun(self, number: int, job: Sequence[str]) -> Sequence[str]:
+        """Return the overrides of a job as they were typed when its run began."""
+        folder, _ = self.attempts().get(number, (self.folder, 0))
+        record = read_job(folder)
+        if record is None or not has_run(folder) or key_of(record.overrides) == key_of(job):
+            return job
+        return [*record.overrides, *(override for override in job if override.startswith("allow_changes="))]
 
     def tell_other_settings(
         self, numbered: Mapping[int, Sequence[str]], configs: Mapping[tuple[str, ...], TrainConfig | None]
@@ -304,7 +311,7 @@ class Grid(Sweeper):
         kept: dict[Any, list[str]] = {}
         repeated = []
         for number, (job, config) in enumerate(zip(jobs, configs, strict=True)):
-            key = (result_key(config), config.dry_run and config.plan.device) if config else number
+            key = (result_key(flat(asdict(config))), config.dry_run and config.plan.device) if config else number
             if kept.setdefault(key, job) is not job:
                 repeated.append(job)
         if repeated:
@@ -435,10 +442,19 @@ def as_variants(
     return f"type {shlex.quote(typed)} in place of {' and '.join([*sorted(barring), setting])}"
 
 
-def result_key(config: TrainConfig) -> str:
-    """Return a key that is equal for runs with the same settings and seed."""
-    settings = settings_of_result(flat(asdict(config)))
-    return json.dumps({name: in_order(name, value) for name, value in settings.items()}, sort_keys=True)
+def result_key(settings: Mapping[str, Any]) -> str:
+    """Return a key that is equal for runs with the same settings, by dotted names, and seed."""
+    own = settings_of_result({**settings})
+    return json.dumps({name: in_order(name, value) for name, value in own.items()}, sort_keys=True)
+
+
+def keys_of_run(folder: Path) -> list[str]:
+    """Return the result_key() of each setting with which a run may have been planned.
+
+    The run has completed model.vocab_size=null. Settings that came later than the run have their defaults.
+    """
+    settings = DEFAULTS | (trained_settings(folder) or written_settings(folder))
+    return [result_key(settings | completed) for completed in ({}, {"model.vocab_size": None})]
 
 
 def other_settings(folder: Path, planned: Mapping[str, Any]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from common.files import is_locked, replace_text
 from common.text import duration, flat, plural, si, visible
 from pages.kit import fill_page
 from pages.runs import RECORD, describe_run, headline, longest_curves
-from runs.directory import TABLE, settings_of_result, trained_settings, written_settings
+from runs.directory import TABLE, in_order, settings_of_result, trained_settings, written_settings
 from runs.metrics import read_metrics
 from runs.summary import JOB, NUMBERS, JobRecord, Summary, read_job, read_summary
 from runs.summary import NAME as SUMMARY
@@ -169,6 +169,8 @@ def read_jobs(sweep: Path | str) -> list[Job]:
     if alone:
         typed = {folder: with_one_attention(own) for folder, own in typed.items()}
     names = settings_of_result(dict.fromkeys(name for each in typed.values() for name in each))
+    for name in names:
+        name_options(name, typed, settings)
     is_going_on = is_locked(sweep / ".lock") is not False  # on a disk without locks nobody knows
     jobs = []
     for folder in order:
@@ -187,6 +189,21 @@ def read_jobs(sweep: Path | str) -> list[Job]:
         )
         jobs.append(job)
     return distinct(jobs)
+
+
+def name_options(group: str, typed: dict[Path, dict[str, str]], settings: dict[Path, dict[str, Any]]) -> None:
+    """Give jobs without an option of a group, such as optimizer=muon, that of jobs alike in it.
+
+    One may have been added to the command of a sweep that goes on.
+    """
+
+    def own(folder: Path) -> tuple[str, ...]:
+        return tuple(shown(value) for name, value in settings[folder].items() if name.startswith(f"{group}."))
+
+    options = {own(folder): given[group] for folder, given in typed.items() if group in given and own(folder)}
+    for folder, given in typed.items():
+        if group not in given and own(folder) in options:
+            given[group] = options[own(folder)]
 
 
 def settings_of(folder: Path, edited: dict[Path, dict[str, str]]) -> dict[str, Any]:
@@ -208,7 +225,7 @@ def settings_of(folder: Path, edited: dict[Path, dict[str, str]]) -> dict[str, A
     is_own = summary and summary.computed_in and not summary.weights_hash
     if settings["resume"] and not is_own:
         del settings["init_from"]
-    return settings
+    return {name: in_order(name, value) for name, value in settings.items()}
 
 
 def with_one_attention(settings: dict[str, Any]) -> dict[str, Any]:

@@ -752,14 +752,15 @@ def test_a_job_that_the_folder_has_keeps_its_number_and_new_ones_take_those_that
     put_job(tmp_path, 1, "a=7", "seed=7")
     (tmp_path / "1/summary.json").unlink()  # it failed before its first step
     grid = [["a=1", "seed=1"], ["a=1", "seed=2"], ["a=2", "seed=1"], ["a=2", "seed=2"]]
-    numbered = sweeper.numbered(grid)
+    unknown = dict.fromkeys((*map(tuple, grid), ("a=5", "seed=1"), ("a=5", "seed=2")))
+    numbered = sweeper.numbered(grid, unknown)
     assert numbered == {0: grid[0], 1: grid[1], 3: grid[2], 4: grid[3]} and [*numbered] == [0, 1, 3, 4]
     others = "0 holds a run of `a=1 seed=1`, not of `a=5 seed=1`: .*, type its jobs too, or remove its 3 runs"
     with pytest.raises(SettingsError, match=others):  # "remove that run" led to the next one
-        sweeper.numbered([["a=5", "seed=1"], ["a=5", "seed=2"]])
+        sweeper.numbered([["a=5", "seed=1"], ["a=5", "seed=2"]], unknown)
     (tmp_path / "3/job.json").unlink()
     with pytest.raises(SettingsError, match="3 holds a run of unknown settings"):
-        sweeper.numbered(grid)
+        sweeper.numbered(grid, unknown)
 
 
 @pytest.mark.long
@@ -793,6 +794,32 @@ def test_a_sweep_goes_on_with_further_values_of_any_setting_and_with_fewer(tmp_p
     said = refusal(*typed, "optimizer.lr=0.01,0.02", "seed=1,2", cwd=tmp_path)
     assert "s/2 holds a run of unknown settings (no job.json), not of" in said
     assert held() == begun | {6: (0.01, 4)}  # as a single run
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_with_its_settings_however_they_are_typed(tmp_path):
+    """Of another spelling, order or a default that was typed now, it said that its runs were others."""
+    given = [*tiny(tmp_path, max_steps=1), "hydra.sweep.dir=s"]
+    parts = "token_embedding", "blocks.0"
+    first = run_here("-m", *given, f"freeze=[{parts[0]},{parts[1]}]", "seed=1,2", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    words = [word for word in given if not word.startswith(("max_steps=", "batch_size="))]
+    others = ["max_steps=1.0", "batch_size='${mul:2,2}'", f"freeze=[{parts[1]},{parts[0]}]", "optimizer=muon"]
+    again = run_here("-m", *words, *others, "optimizer.beta2=0.95", "seed=range(1,4)", cwd=tmp_path)
+    assert again.returncode == 0 and again.stdout.count("is finished already") == 2, again.stderr
+    jobs = read_jobs(tmp_path / "s")
+    assert [(job.name, job.settings["seed"], job.repeats) for job in jobs] == [
+        ("0", "1", []),
+        ("1", "2", []),
+        ("2", "3", []),
+    ]
+    assert swept_settings(jobs) == ["seed"] and len(rank(jobs)) == 1
+    assert (
+        read_job(tmp_path / "s/0").overrides[-1] == "seed=1" and "max_steps=1" in read_job(tmp_path / "s/0").overrides
+    )
+    # Another rate is another run, in whatever words.
+    said = refusal(*words, *others, "optimizer.beta2=0.94", "seed=1,2", cwd=tmp_path)
+    assert "s/0 holds a run of" in said and "remove its 3 runs" in said
 
 
 @pytest.mark.long
