@@ -139,6 +139,26 @@ for tokens in (5, 9, 17, 31, 40, 64):
     apart += [abs(made - wanted).item(), (gradients[0] - gradients[1]).abs().max().item()]
 print(counter.frame_count, max(apart) < 1e-4)
 """
+# How often a model is compiled, each time in one graph, for texts of three lengths beyond the short ones, and the
+# furthest that its logits are from those of the weights written out.
+LONG = """
+import torch
+from torch._dynamo.testing import CompileCounter
+from model.config import GPTConfig
+from model.gpt import GPT
+
+torch.manual_seed(0)
+shape = dict(vocab_size=11, n_layer=1, n_head=2, n_kv_head=1, n_embd=16, block_size=500, zero_init=False)
+gpt = GPT(GPTConfig(**shape, attention="sdpa"))
+plain = GPT(GPTConfig(**shape, attention="einsum")).double()
+plain.load_state_dict(gpt.state_dict())
+counter = CompileCounter()
+compiled = torch.compile(gpt, backend=counter, fullgraph=True)
+with torch.no_grad():
+    texts = [torch.randint(11, (1, length)) for length in (300, 320, 411)]
+    apart = [(compiled(text) - plain(text)).abs().max().item() for text in texts]
+print(counter.frame_count, max(apart) < 1e-5)
+"""
 ROOT = Path(__file__).parent.parent
 # Every form and modifier is compiled in test_recompute.py.
 COUNTED = ["sdpa", "matmul", "softcap", "sparsemax", "linear", "kda", "index", "mla+gate", "delta+gate_element"]
@@ -233,3 +253,8 @@ def test_each_run_of_a_process_is_compiled_though_torch_keeps_eight(tmp_path):
 @pytest.mark.long
 def test_the_loss_is_compiled_once_for_texts_of_many_lengths():
     assert lines(LENGTHS) == ["1 True"]
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_once_more_for_long_texts_of_all_other_lengths():
+    assert lines(LONG) == ["2 True"]

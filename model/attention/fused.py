@@ -42,8 +42,9 @@ def fused(call: Call) -> Output:
     Hkv = k.shape[-3]
     Dv = v.shape[-1]
     scale = scale_of(call)
-    # A single query sees every key. But one that is recorded stands for more.
-    is_causal = call.is_causal and (is_recorded() or T != 1)
+    is_causal = call.is_causal
+    if T == 1 and not is_recorded():  # a single query sees every key, but one that is recorded stands for more
+        is_causal = False
     if not is_causal and T == 1 and Hkv != H and not q.is_cpu:
         # Decoding: query heads that share a key head become queries of one head, and no key is copied.
         grouped = q.unflatten(-3, (Hkv, -1)).squeeze(-2)  # (…, H, 1, D) -> (…, Hkv, H/Hkv, D)
