@@ -33,7 +33,7 @@ from model.layers import LayerNorm, Linear, RMSNorm, forget_casts, joined
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 from model.recompute import recomputed
-from model.surgery import HOOKS, check_input, check_type, embedded, is_matrix, is_replaced, rename_wrapped, tie_again
+from model.surgery import HOOKS, check_input, check_type, embedded, fit_names, is_matrix, is_replaced, tie_again
 
 Stream = Float[Tensor, "B T C"]
 
@@ -150,7 +150,7 @@ class GPT(nn.Module):
                 modifier.check_stack(self.attentions, config.attention)
         self.runtime = Runtime()
         self.initialize()
-        self.register_load_state_dict_pre_hook(rename_wrapped)
+        self.register_load_state_dict_pre_hook(fit_names)
         self.register_load_state_dict_post_hook(tie_again)
 
     def forward(

@@ -17,8 +17,10 @@ from model.layers import Linear
 
 Module = TypeVar("Module", bound=nn.Module)
 
-PLAIN_TYPES = (nn.Parameter, Tensor, FakeTensor)
-"""The types of weights that are numbers alone, or their shapes; quantised ones have others."""
+PLAIN_NUMBERS = (nn.Parameter, Tensor)
+"""The types of weights that are numbers alone; quantised ones have others."""
+PLAIN_TYPES = (*PLAIN_NUMBERS, FakeTensor)
+"""The types of weights that are numbers alone, or their shapes."""
 HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -79,10 +81,19 @@ def saved_name(name: str) -> str:
     return plain_name(name).removeprefix("module.")
 
 
-def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Give weights that are loaded the names that they have in the model.
+def fit_names(model: Any, weights: dict[str, Tensor], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    """Give weights the names of the model, before load_state_dict() compares them.
 
-    Those of a model that torch.compile() or DistributedDataParallel returned have more parts; so may those of this one.
+    metadata: torch's, which says if the weights are assigned. Raises ValueError as name_shared() does.
+    """
+    rename_wrapped(model, weights, prefix)
+    name_shared(model, weights, prefix, is_assigned=metadata.get("assign_to_params_buffers", False))
+
+
+def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str) -> None:
+    """Rename weights of a model that torch.compile() or DistributedDataParallel returned.
+
+    Their names have more parts; so may those of this one.
     """
     names = model.state_dict().keys()
     own = {plain_name(name): name for name in names}
@@ -90,6 +101,37 @@ def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str, *_: Any)
         name = key.removeprefix(prefix)
         if name not in names and saved_name(name) in own:
             weights[prefix + own[saved_name(name)]] = weights.pop(key)
+
+
+def name_shared(model: Any, weights: dict[str, Tensor], prefix: str, is_assigned: bool) -> None:
+    """Give a weight that modules share all its names, where one of them is loaded.
+
+    A tied lm_head has two; safetensors' save_model() keeps one. Raises ValueError if two names have different numbers,
+    of which torch would keep the later ones; weights that are assigned are shared no more.
+    """
+    names: dict[int, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(prefix + name)
+    for shared in names.values():
+        given = [name for name in shared if name in weights]
+        if not given:
+            continue
+        first = weights[given[0]]
+        for name in given[1:]:
+            if differ(first, weights[name]) and not is_assigned:
+                problem = f"{given[0]} and {name} are one weight of the model, and differ in what is loaded"
+                remedy = "load them into a model where they are two, as with tie_embeddings=False, or leave one out"
+                raise ValueError(f"{problem}: {remedy}.")
+        weights.update({name: first for name in shared if name not in weights})
+
+
+def differ(a: Tensor, b: Tensor) -> bool:
+    """Return whether two weights of one kind have different numbers; NaN is equal to NaN."""
+    if a is b or not (type(a) in PLAIN_NUMBERS and type(b) in PLAIN_NUMBERS) or a.is_meta:
+        return False
+    if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+        return False  # torch tells, or converts
+    return not torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def tie_again(model: Any, keys: Any) -> None:

@@ -20,7 +20,7 @@ from model.gpt import GPT, MLP, Block, SwiGLU
 from model.ngrams import NGrams
 from model.rope import Pope
 from model.size import without_weights
-from model.surgery import EDITS, PLAIN_TYPES, check_gpt, plain_name, uncompiled
+from model.surgery import EDITS, PLAIN_TYPES, check_gpt, fit_names, plain_name, uncompiled
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:
@@ -185,12 +185,12 @@ def _choices(module: nn.Module) -> dict[str, Any]:
 
 
 def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
-    """Copy the weights of `plain_weights` into a model.
+    """Copy the weights of `plain_weights`, or of a state_dict(), into a model.
 
     Raises ValueError, naming a weight, if they do not fit.
     """
-    if model.config.tie_embeddings:
-        weights = weights | {"lm_head.weight": weights["token_embedding.weight"]}
+    weights = dict(weights)
+    fit_names(model, weights, "", {})
     wanted = {(name, tensor.shape) for name, tensor in model.state_dict().items()}
     given = {(name, tensor.shape) for name, tensor in weights.items()}
     if wanted != given:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import close, random_gpt, some
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_model
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -159,6 +159,56 @@ def test_weights_are_loaded_into_compiled_parts_and_out_of_them():
     other.load_state_dict(model.state_dict())
     third.load_state_dict(other.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), third.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("load", [load_weights, GPT.load_state_dict], ids=["load_weights", "load_state_dict"])
+@pytest.mark.parametrize("left_out", ["lm_head.weight", "token_embedding.weight"])
+@pytest.mark.parametrize("prefix", ["", "module._orig_mod."])
+def test_a_tied_weight_is_loaded_by_either_of_its_names(load, left_out, prefix):
+    model, other, tokens = random_gpt(tie_embeddings=True), random_gpt(1, tie_embeddings=True), torch.arange(6)[None]
+    weights = {prefix + name: weight.clone() for name, weight in model.state_dict().items() if name != left_out}
+    load(other, weights)
+    assert torch.equal(other(tokens), model(tokens)) and other.lm_head.weight is other.token_embedding.weight
+    assert prefix + left_out not in weights  # the caller's own dictionary stays
+
+
+def test_what_safetensors_keeps_of_a_tied_model_is_loaded(tmp_path):
+    """Its save_file() refuses two names for one weight, and names save_model(), which keeps the second."""
+    model, other, tokens = random_gpt(tie_embeddings=True), random_gpt(1, tie_embeddings=True), torch.arange(6)[None]
+    save_model(model, str(tmp_path / "model.safetensors"))
+    weights = load_file(tmp_path / "model.safetensors")
+    assert "token_embedding.weight" not in weights
+    load_weights(other, weights)
+    assert torch.equal(other(tokens), model(tokens))
+    del weights["lm_head.weight"]
+    with pytest.raises(ValueError, match="the weight lm_head.weight is missing, or does not fit the settings"):
+        load_weights(other, weights)
+
+
+@pytest.mark.parametrize("load", [load_weights, GPT.load_state_dict], ids=["load_weights", "load_state_dict"])
+def test_two_weights_are_not_loaded_into_one(load):
+    """An untied model's into a tied one, and those of two layers into layers that share theirs."""
+    model, other, tokens = random_gpt(tie_embeddings=True), random_gpt(1), torch.arange(6)[None]
+    looped, before = random_gpt(), model(tokens)
+    shared = {id(weight): weight for weight in looped.blocks[0].parameters()}
+    looped.blocks[1] = copy.deepcopy(looped.blocks[0], shared)
+    for wrong, names in ((model, "token_embedding.weight and lm_head.weight"), (looped, "blocks.0.* and blocks.1.*")):
+        with pytest.raises(ValueError, match=f"{names} are one weight of the model, and differ in what is loaded"):
+            load(wrong, other.state_dict())
+    assert torch.equal(model(tokens), before)
+    alone = {name: weight for name, weight in other.state_dict().items() if name != "lm_head.weight"}
+    load(model, alone)  # the remedies: leave one out, or load both into a model that has two
+    assert torch.equal(model.lm_head.weight, other.token_embedding.weight)
+    model.load_state_dict(other.state_dict(), assign=True)
+    assert torch.equal(model(tokens), other(tokens))
+
+
+def test_a_weight_that_is_not_a_number_is_loaded_under_both_names():
+    """A model whose training failed is to be looked at; NaN is not equal to itself."""
+    model, other = random_gpt(tie_embeddings=True), random_gpt(1, tie_embeddings=True)
+    model.token_embedding.weight.data.fill_(torch.nan)
+    other.load_state_dict({name: weight.clone() for name, weight in model.state_dict().items()})
+    assert other.lm_head.weight.isnan().all()
 
 
 def test_a_wrapper_that_is_called_module_keeps_its_names():
