@@ -404,7 +404,7 @@ def find_checkpoints(where: str | None) -> list[Path]:
     """Return the checkpoints that `where` can mean, at least one, in the order to try them.
 
     where: a checkpoint; or a run's directory, for its best checkpoint, then the last, then the others by step; or None,
-    for the newest run.
+    for the newest run. The link `best` names the best one or, where a copy has lost it, meta.json of the latest step_N.
     """
     if where is None:
         where = next((str(run) for run in runs_by_age() if checkpoints_by_step(run / "checkpoints")), None)
@@ -419,8 +419,9 @@ def find_checkpoints(where: str | None) -> list[Path]:
         raise CheckpointError("does not exist", remedy, setting="checkpoint", value=where)
     folder = path / "checkpoints"
     with reading("checkpoint", where):
-        linked = [pointed(folder / name) for name in ("best", "last") if (folder / name).exists()]
-        found = [*linked, *(checkpoint.resolve() for checkpoint in checkpoints_to_try(folder))]
+        saved = checkpoints_to_try(folder)
+        best, last = ([pointed(folder / name)] if (folder / name).exists() else [] for name in ("best", "last"))
+        found = [*best, *best_as_saved(saved), *last, *(checkpoint.resolve() for checkpoint in saved)]
         if folder.is_dir() and not found:
             fault = "has saved no checkpoint yet"
             remedy = "wait for one, or give another run"
@@ -440,6 +441,15 @@ def checkpoints_by_step(checkpoints: Path) -> list[Path]:
 def step_in_name(checkpoint: Path) -> int:
     """Return N of a folder step_N; ValueError for another name."""
     return int(checkpoint.name.removeprefix("step_"))
+
+
+def best_as_saved(checkpoints: Sequence[Path]) -> list[Path]:
+    """Return the one of checkpoints_to_try() that the first readable of them tells to be the best; [] if none is."""
+    for latest in checkpoints:
+        with suppress(CheckpointError):
+            best = f"step_{read_meta(latest).progress.best_step}"
+            return [checkpoint.resolve() for checkpoint in checkpoints if checkpoint.name == best]
+    return []
 
 
 def checkpoints_to_try(checkpoints: Path) -> list[Path]:

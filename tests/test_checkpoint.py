@@ -146,6 +146,23 @@ def test_the_latest_are_kept_and_what_last_and_best_point_to(saved, tmp_path):
     assert open_checkpoint(str(tmp_path / "moved")).meta.progress.step == 10
 
 
+def test_a_copy_that_has_lost_its_links_has_the_same_best_checkpoint(saved):
+    folder = saved.parent
+    save(folder / "step_10", step=10, best_step=5)
+    AsyncCheckpointer(folder, 2, BYTE).link(10, 5)
+    linked = find_checkpoints(str(folder.parent))
+    for name in ("best", "last"):
+        (folder / name).unlink()
+    assert find_checkpoints(str(folder.parent)) == linked == [saved, folder / "step_10"]
+    for name in ("best", "last"):
+        (folder / name).mkdir()  # as some archives have a link
+    assert open_checkpoint(str(folder.parent)).meta.progress.step == 5
+    for name in ("best", "last"):
+        (folder / name).rmdir()
+    save(folder / "step_12", step=12, best_step=11)  # which is gone
+    assert open_checkpoint(str(folder.parent)).meta.progress.step == 12
+
+
 def test_the_newest_run_is_found_and_what_is_no_checkpoint_named(tmp_path, monkeypatch):
     for age, name in enumerate(("outputs/old/1", "multirun/day/2", "outputs/begun/3")):
         save(tmp_path / name / "checkpoints" / "step_1", step=1)
