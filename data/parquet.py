@@ -28,30 +28,47 @@ def parquet_records(file: str, field: str) -> Iterator[Record]:
         with parquet.ParquetFile(file) as content:
             columns = _columns(pa, content.schema_arrow)
             kinds = dict(columns)
-            if field not in kinds:
+            # A struct that is null in all rows may have no fields: its writer knew of none.
+            outer = [name for name, kind in columns if pa.types.is_null(kind) and field.startswith(f"{name}.")]
+            same = [name for name, _ in columns if name == field] or outer
+            if not same:
                 raise missing_field(file, field, [*kinds], is_text=False)
-            same = [name for name, _ in columns if name == field]
             if len(same) > 1:
                 fault = f"has {plural(len(same), 'column')} called {field}"
                 raise DataError(fault, "give them names of their own", value=file)
-            kind = kinds[field]
+            kind = kinds[same[0]]
             if pa.types.is_dictionary(kind):
                 kind = kind.value_type
-            if not any(is_text(kind) for is_text in _text_types(pa)):
+            # A column without a value may have any type: that of pandas is null, or that of numbers.
+            if not any(is_text(kind) for is_text in _text_types(pa)) and _has_value(pa, content, same):
                 fault = f": data.text_field={field} is not text ({kind})"
-                rows = content.iter_batches(batch_size=1, columns=[field]) if pa.types.is_nested(kind) else ()
-                remedies = (joining_parquet(file, row, field) for batch in rows for row in batch.to_pylist())
+                rows = _rows(content, same) if pa.types.is_nested(kind) else ()
+                remedies = (joining_parquet(file, row, field) for row in rows)
                 raise DataError(fault, next(filter(None, remedies), "choose another column"), value=file)
-            number = 0
-            for batch in content.iter_batches(batch_size=1024, columns=[field]):
-                for row in batch.to_pylist():
-                    number += 1
-                    value = value_of(row, field)
-                    text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
-                    yield Record(file, f"row {number}", {field: text})
+            for number, row in enumerate(_rows(content, same), start=1):
+                value = value_of(row, field)
+                text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+                yield Record(file, f"row {number}", {field: text})
     except (pa.ArrowException, OSError) as error:  # OSError: damaged pages, or metadata of other files alone
         fault = f": the column {field} cannot be read ({first_line(error)})"
         raise DataError(fault, "copy or download it again, or leave it out", value=file) from error
+
+
+def _rows(content: Any, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file, of some of its columns."""
+    for batch in content.iter_batches(batch_size=1024, columns=columns):
+        yield from batch.to_pylist()
+
+
+def _has_value(pa: Any, content: Any, column: list[str]) -> bool:
+    """Return whether a column of a Parquet file has a value in some row."""
+    for batch in content.iter_batches(columns=column):
+        (values,) = batch.columns
+        while pa.types.is_struct(values.type):  # of the one field that is read
+            (values,) = values.flatten()
+        if values.null_count < len(values):
+            return True
+    return False
 
 
 def joining_parquet(file: str, row: dict[str, Any], field: str) -> str:

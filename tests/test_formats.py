@@ -329,14 +329,35 @@ def test_null_and_broken_letters_of_parquet_are_counted(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("field", ["text", "content.text"])
+def test_a_part_without_a_value_in_its_column_may_have_it_in_any_type(tmp_path, field):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    outer, _, inner = field.partition(".")
+    values = [f"{word} " * 9 for word in ("one", "two")]
+    columns = [pa.array([{inner: value} for value in values] if inner else values)]
+    columns += [pa.nulls(count, kind) for kind in (pa.null(), pa.float64(), pa.list_(pa.int8())) for count in (0, 2)]
+    if inner:
+        columns = [columns[0], pa.nulls(0), pa.nulls(3), pa.array([{inner: None}] * 2), pa.array([{inner: None}, None])]
+    for number, column in enumerate(columns):
+        parquet.write_table(pa.table({"id": [0] * len(column), outer: column}), tmp_path / f"{number}.parquet")
+    found, source = read(tmp_path, text_field=field)
+    assert found == values
+    left_out = sum(map(len, columns)) - len(values)
+    assert f"Records left out whose {field} is null: {left_out}, first in " in source.note_lines()[0]
+
+
 def test_parquet_that_cannot_be_read_is_refused_with_its_column_and_without_a_network(tmp_path, monkeypatch):
     pa = pytest.importorskip("pyarrow")
-    file = write_parquet(tmp_path / "a.parquet", size=pa.array([1] * 5), words=pa.array([["a"]] * 5))
+    times = pa.array([1] * 5, pa.timestamp("ns"))  # of which Python has no number
+    file = write_parquet(tmp_path / "a.parquet", size=pa.array([1] * 5), words=pa.array([["a"]] * 5), time=times)
     whole = file.read_bytes()
     cases = {
-        "text_field=body: choose one of text, size, words; docs/data.md joins several.": {"text_field": "body"},
+        "text_field=body: choose one of text, size, words, time; docs/data.md joins several.": {"text_field": "body"},
         f"data.path={file}: data.text_field=size is not text (int64): choose another column.": {"text_field": "size"},
         "data.text_field=words is not text (list<": {"text_field": "words"},
+        "data.text_field=time is not text (timestamp[ns]): choose another column.": {"text_field": "time"},
     }
     for message, settings in cases.items():
         with pytest.raises(DataError, match=re.escape(message)):
