@@ -254,6 +254,9 @@ class Source:
             yield from self._with_text(self._texts_of(_dataset_records(self.config)), self.name)
         else:
             with naming(self.setting, self.value, self.place):
+                for folder in folders_of_glob(Path(self.place)):
+                    fact = "Folders that the glob names, whose files are not read (/** after the glob reads them)"
+                    self._note(fact, 1, str(folder))
                 for file in self.files:
                     try:
                         yield from self._with_text(self._documents_of(file), file)
@@ -769,7 +772,12 @@ def find_files(path: str, format: str = "text", setting: str = "data.path") -> F
         if found and format != "text":
             remedy = "data=files reads each file in its format"
         several = [part.strip(" '\"") for part in path.strip("[]").split(",")]
-        if re.match("[a-z0-9+]+://|hf:", path):
+        folders = folders_of_glob(root)
+        if folders:
+            ending = "" if format == "text" else f"/*{FORMATS[format].endings[0]}"
+            typed = shlex.quote(f"{setting}={path.rstrip('/')}/**{ending}")
+            remedy = f"it names {plural(len(folders), 'folder')}, and {typed} the files in them"
+        elif re.match("[a-z0-9+]+://|hf:", path):
             remedy = remedy_for_address(path)
         elif NAME_ON_HUB.fullmatch(path) and not user_path(setting, path).parent.exists():
             remedy += f", or {remedy_for_address(f'hf:{path}')}"
@@ -847,6 +855,13 @@ def matches(pattern: Path) -> list[Path]:
         folder = next(parent for parent in pattern.parents if parent.is_dir())
         found = [*expanded(Path(glob.escape(str(folder)), pattern.relative_to(folder)))]
     return [*map(Path, found)]
+
+
+def folders_of_glob(pattern: Path) -> list[Path]:
+    """Return the folders that match a glob without **, which names no file in them."""
+    if pattern.exists() or "**" in pattern.parts:
+        return []
+    return sorted(path for path in matches(pattern) if path.is_dir())
 
 
 def expanded(pattern: Path) -> Iterator[str]:

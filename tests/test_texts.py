@@ -539,6 +539,29 @@ def test_a_glob_below_a_folder_whose_name_looks_like_one(tmp_path):
         read("notes [2024]/*.md")
 
 
+def test_the_folders_that_a_glob_names_are_told_with_the_glob_of_their_files(tmp_path):
+    for place in ("5a/ann/essay.txt", "5b/bo/essay.txt", "6 a/cy/essay.txt", "rules.txt"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(f"{place[0]}.")
+
+    def read(pattern: str) -> tuple[list[str], list[str]]:
+        source = Source(DataConfig(path=str(tmp_path / pattern)))
+        return ["".join(document) for document in source.documents()], source.note_lines()
+
+    told = "Folders that the glob names, whose files are not read (/** after the glob reads them)"
+    folders = ", ".join(str(tmp_path / name) for name in ("5a", "5b", "6 a"))
+    assert read("*") == (["r."], [f"{told}: 3, first in {folders}."])
+    assert read("*/**") == (["5.", "5.", "6."], [])
+    assert read("r*") == (["r."], [])
+    typed = shlex.quote(f"data.path={tmp_path}/? a/**")
+    with pytest.raises(DataError, match=re.escape(f": it names 1 folder, and {typed} the files in them.")):
+        read("? a/")
+    assert read(shlex.split(typed)[0].removeprefix(f"data.path={tmp_path}/")) == (["6."], [])
+    with pytest.raises(DataError, match=re.escape("names no CSV file (")) as refused:
+        Source(DataConfig(source="csv", path=str(tmp_path / "5?")))
+    assert f"'data.path={tmp_path}/5?/**/*.csv'" in str(refused.value)
+
+
 def test_several_paths_and_an_address_are_refused_with_what_to_type(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "my b.txt"):
