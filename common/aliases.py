@@ -382,7 +382,10 @@ NAMES = {
     "optimizer.embedding_lr: AdamW's of embeddings, norms and biases; optimizer.lm_head_lr is that of the head": (
         "adamw_lr adam_lr scalar_lr"
     ),
-    "optimizer: the epsilon of AdamW is always 1e-10": "eps adam_eps adam_epsilon",
+    "optimizer: the epsilon of AdamW is always 1e-10": "eps epsilon adam_eps adam_epsilon",
+    "optimizer.lr: the same for every batch_size; docs/sweeps.md computes it from batch_size": """
+        scale_lr auto_scale_lr scale_learning_rate lr_scale lr_scale_sqrt lr_base_size lr_base_scale base_batch_size
+    """,
     "optimizer.lr: python train.py -m optimizer.lr=0.01,0.02,0.04 compares several": (
         "find_lr lr_find auto_lr_find lr_finder learning_rate_finder lr_range_test"
     ),
@@ -616,7 +619,7 @@ NAMES = {
     "sample_prompt: of the samples in training; sample.py writes others": "prompt",
     "sample_tokens: of the samples in training; sample.py writes others": "max_new_tokens",
     "results: results=- has the text without its prompt, as JSON lines": (
-        "include_prefix include_prompt return_full_text"
+        "include_prefix include_prompt return_full_text echo"
     ),
     "num_samples": "nsamples n_samples num_return_sequences num_samples_per_prompt best_of",
     "num_samples: max_new_tokens is the length of each": "n",
@@ -668,6 +671,7 @@ NAMES = {
         num_beams n_beams beam_size beam_width beam_search use_beam_search num_beam_groups length_penalty
         diversity_penalty
     """,
+    "temperature: then top_k, top_p and min_p, always in this order": "samplers sampler_order temperature_last",
     "min_p: the nearest; it leaves out unlikely tokens, as top_k and top_p do": (
         "typical_p epsilon_cutoff eta_cutoff mirostat mirostat_tau"
     ),
@@ -677,7 +681,7 @@ NAMES = {
     """,
     ": docs/library.md has the lines that guide a text by another prompt": "guidance_scale cfg_scale negative_prompt",
     ": docs/library.md has the lines for the log probabilities of tokens": (
-        "logprobs prompt_logprobs return_logprobs output_scores output_logits"
+        "logprobs top_logprobs n_probs prompt_logprobs return_logprobs output_scores output_logits"
     ),
     ": docs/library.md has the lines that allow tokens by a pattern": ("grammar guided_regex guided_json json_schema"),
     "batch_size: samples at a time": "gpu_memory_utilization",
@@ -703,6 +707,7 @@ NAMES_BESIDE = {
         "temperature": "t",
         ": sdpa takes FlashAttention where it can; python -m model.attention.choose sdpa says where": FLASH,
         "temperature: and top_k, top_p, min_p": "sampler",
+        "results: results=- or a file; without it the text is printed as it comes": "streaming",
         "checkpoint: a run's directory": A_SHAPE,
         ": each setting is typed as NAME=VALUE; no file of them is read": A_FILE,
     },

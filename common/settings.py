@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from itertools import product, takewhile
 from types import NoneType
@@ -387,9 +387,9 @@ def remedy_for_unknown(name: str, names: Collection[str], typed_values: Mapping[
         or here_it_is(typed, names, beside)
         or did_you_mean([last] if last in names else same)
         or did_you_mean([known for known in names if known.startswith(f"{typed}.")])
-        or of_another_command(typed)
+        or of_another_command([typed], names)
         or here_it_is(last, names, beside)
-        or of_another_command(*ours_for(last, names, beside))
+        or of_another_command(ours_for(last, names, beside), names)
         or did_you_mean(similar(typed, names))
         or "--help all lists them"
     )
@@ -442,9 +442,14 @@ def did_you_mean(known: list[str]) -> str:
     return f"did you mean {' or '.join(known)}?" if known else ""
 
 
-def of_another_command(*words: str) -> str:
-    """Return which commands have one of these settings, "" if none has."""
+def of_another_command(words: Sequence[str], names: Collection[str]) -> str:
+    """Return which commands have one of these settings, "" if none has.
+
+    names: the settings of this command, which is none of them.
+    """
     for word in words:
+        if any(known == word or known.startswith(f"{word}.") for known in names):
+            continue
         having = [command for command, schema in COMMANDS.items() if has_setting(schema, word)]
         if having:
             return f"{word} is a setting of {' and '.join(having)}"

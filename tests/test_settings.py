@@ -641,6 +641,12 @@ def test_a_setting_of_another_command_is_answered_with_that_command():
         ("sample.py", "lr", "optimizer.lr is a setting of train.py"),
         ("sample.py", "data.path", "data.path is a setting of train.py and eval.py"),
         ("sample.py", "schedule", "schedule is a setting of train.py"),
+        (
+            "sample.py",
+            "streaming",
+            "here it is results (results=- or a file; without it the text is printed as it comes)",
+        ),
+        ("eval.py", "streaming", "--help all lists them"),  # not "data is a setting of train.py and eval.py"
         ("eval.py", "seed", "seed is a setting of train.py and sample.py"),
         (
             "eval.py",
