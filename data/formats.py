@@ -46,7 +46,7 @@ def format_of(file: str, size: int, mtime_ns: int) -> Format:
                 return Format("csv", True, tuple(header))
             # A line of JSON lines is an object. A JSON file may be an array of objects.
             start = lines.read(1 << 12).lstrip("\ufeff \t\r\n")
-            if named == "json" and re.match(r'\[\s*[{"]', start):
+            if named == "json" and re.match(r'\[\s*([{"]|\]\s*$)', start):  # or of no records
                 return Format("json", True, ())
             if not start.startswith("{"):
                 return Format("jsonl" if named == "jsonl" else "text", named == "jsonl", ())

@@ -300,6 +300,17 @@ def test_values_of_several_lines_are_quoted_also_where_each_line_has_as_many_as_
         assert read(tmp_path / name)[0] == values, name
 
 
+@pytest.mark.parametrize("empty", ["[]", "[\n ]\r\n"])
+def test_an_array_without_records_is_one_and_no_text(tmp_path, empty):
+    array(tmp_path / "a.json")
+    (tmp_path / "b.json").write_text(empty, newline="")
+    found, source = read(tmp_path)
+    assert found == STORIES and source.note_lines() == []
+    assert ": 2 JSON files, " in source.describe()
+    (tmp_path / "b.json").write_text(f"{empty}\n[] is the list of no items")
+    assert read(tmp_path)[0] == [*STORIES, f"{empty}\n[] is the list of no items"]
+
+
 # Parquet
 
 
