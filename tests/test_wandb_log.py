@@ -3,10 +3,13 @@
 import logging
 import math
 import os
+import re
 import shutil
+import sys
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import wandb
@@ -21,7 +24,7 @@ from runs.resume import Saved, settings_to_go_on
 from train import train
 from training.config import TrainConfig, WandbConfig
 from training.start import tell_first_values
-from training.wandb import keep_messages
+from training.wandb import Wandb, keep_messages
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -173,6 +176,22 @@ def test_an_error_of_wandb_is_said_once_and_the_training_goes_on(config, session
     goes_on = "" if broken == "finish" else "; training goes on without it"
     assert said == [f"wandb failed (the server is on fire){goes_on}."]
     assert (Path(config.run_dir) / "checkpoints/step_10").exists()
+
+
+def test_a_run_waits_at_its_end_for_wandbs_server_no_longer_than_two_minutes(sessions, tmp_path, monkeypatch):
+    """wandb itself waits for ever, and without a word, as after the network is gone."""
+    config = TrainConfig(run_dir=str(tmp_path), wandb=WandbConfig(mode="online"))
+    progress = Progress()
+    run = SimpleNamespace(config=config, directory=tmp_path, progress=progress, settings={})
+    hook = sys.excepthook
+    logger = Wandb(run)
+    settings = sessions[0].given["settings"]
+    assert settings.finish_timeout == 120 and settings.finish_timeout_raises
+    monkeypatch.setattr(Session, "finish", lambda *_, **__: (_ for _ in ()).throw(TimeoutError()))
+    uploads = re.escape(f"wandb sync --include-online {tmp_path}/wandb/run-*-id1* uploads it later")
+    with pytest.raises(TimeoutError, match=f"within 120 s: {uploads}"):
+        logger.on_end(None)
+    assert sys.excepthook is hook
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from training.logger import Logger
 from training.run import Run
 
 log = logging.getLogger("tinygpt")
+FINISH_TIMEOUT = 120
+"""Seconds for which the end of a run waits for wandb's server; wandb itself would wait for ever."""
 TAKEN = set[str]()
 """The values of WANDB_RUN_ID that runs of this process have taken."""
 
@@ -86,7 +88,9 @@ class Wandb(Logger):
             id=run.progress.wandb_id,
             resume="allow",
             reinit="create_new",  # not a part of an earlier run of this process
-            settings=wandb.Settings(silent=True, console="off"),
+            settings=wandb.Settings(
+                silent=True, console="off", finish_timeout=FINISH_TIMEOUT, finish_timeout_raises=True
+            ),
         )
         run.progress.wandb_id = self.session.id
         self.samples = wandb.Table(columns=["step", "prompt", "text"], log_mode="INCREMENTAL")
@@ -111,7 +115,17 @@ class Wandb(Logger):
                 self.session.log({"report": wandb.Html(str(page), inject=False)}, step=self.run.progress.step)
         finally:
             # Without finish() the run would stay open.
-            self.session.finish(exit_code=int(error is not None))
-            sys.exit, sys.excepthook = self.hooks
-        offline = f"wandb sync {shlex.quote(str(self.folder / 'wandb'))}/offline-run-*-{self.session.id}*"
+            try:
+                self.session.finish(exit_code=int(error is not None))
+            except TimeoutError as timeout:
+                uploads = f"wandb sync --include-online {self.files('run')}"
+                reason = f"its server has not taken all within {FINISH_TIMEOUT} s: {uploads} uploads it later"
+                raise TimeoutError(reason) from timeout
+            finally:
+                sys.exit, sys.excepthook = self.hooks
+        offline = f"wandb sync {self.files('offline-run')}"
         log.info("wandb     %s", offline if self.session.offline else self.session.url)
+
+    def files(self, kind: str) -> str:
+        """Return the glob of wandb's folders of the run; kind: the beginning of their names."""
+        return f"{shlex.quote(str(self.folder / 'wandb'))}/{kind}-*-{self.session.id}*"
