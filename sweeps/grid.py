@@ -373,8 +373,9 @@ class Grid(Sweeper):
         file is in the place of a job's folder.
         """
         launcher = self.config.hydra.runtime.choices["hydra/launcher"]
+        remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
         try:
-            return self.launcher.launch(jobs, initial_job_idx=number)
+            results = self.launcher.launch(jobs, initial_job_idx=number)
         except FileExistsError as error:
             raise in_the_way(error) from error
         except Exception as error:
@@ -383,12 +384,15 @@ class Grid(Sweeper):
                 raise
             if type(error).__name__ == "TerminatedWorkerError":  # of loky, a part of joblib
                 raise WorkerKilled from error
-            remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 remedy = f"make room in /dev/shm, which its processes share, or leave out hydra/launcher={launcher}"
             if isinstance(error, ImportError):
                 remedy = mend(launcher.partition("_")[0])
             raise SettingsError(f"hydra/launcher={launcher} gave up ({reason_of(error)})", remedy) from error
+        if len(results) < len(jobs):  # as by joblib's pre_dispatch=0
+            counted = f"{len(results)} of {plural(len(jobs), 'job')}"
+            raise SettingsError(f"hydra/launcher={launcher} began {counted}", remedy)
+        return results
 
     def report(self) -> str:
         """Write the results so far; return the text to print at the end."""

@@ -442,6 +442,16 @@ def test_joblib_without_room_for_what_its_processes_share_is_told_where():
         sweeper.launch_all([["seed=1"]], 0)
 
 
+def test_a_launcher_that_begins_fewer_jobs_than_there_are_is_told():
+    """A sweep by joblib with pre_dispatch=0, which hands out none, ended with status 0 and without a word."""
+    sweeper = Grid()
+    sweeper.config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": "joblib"}}}})
+    sweeper.go_on = "hydra.sweep.dir=here"
+    sweeper.launcher = mock.Mock(**{"launch.return_value": []})
+    with pytest.raises(SettingsError, match=r"joblib began 0 of 2 jobs: change the settings of hydra\.launcher"):
+        sweeper.launch_all([["seed=1"], ["seed=2"]], 0)
+
+
 @pytest.mark.slow
 def test_a_file_in_the_place_of_a_jobs_folder_is_told(tmp_path):
     """It was a traceback of pathlib.py."""
