@@ -775,6 +775,19 @@ def test_a_sweep_of_seeds_alone_has_no_choice_of_a_colour(tmp_path):
 
 
 @needs_browser
+@pytest.mark.slow
+def test_a_sweep_whose_jobs_have_all_failed_has_their_reasons_and_no_table(tmp_path):
+    """Its script ended in "undefined is not iterable"."""
+    for seed in (1, 2):
+        put_run(tmp_path, seed, None, f"seed={seed}", status="failed", reason=f"reason {seed}")
+    write_leaderboard(tmp_path)
+    script = """$("logy").click();
+      return {reasons: [...document.querySelectorAll("#failed p")].map(p => p.textContent),
+        cells: document.querySelectorAll("#table th, #table td").length};"""
+    assert browse(tmp_path / "report.html", script) == {"reasons": ["reason 1", "reason 2"], "cells": 0}
+
+
+@needs_browser
 def test_choices_that_a_reloaded_page_no_longer_has_leave_it_as_it_begins(sweep):
     count = "document.querySelectorAll('svg *, tr').length"
     with Browser(sweep) as browser:
