@@ -31,6 +31,8 @@ FOLDER = ("--config-dir", "-cd")
 FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--config-file", "--cfg-file")  # of others
 SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
+WHOLE = {"hydra.launcher": "hydra/launcher", "hydra.sweeper": "hydra/sweeper", "hydra.sweep": "hydra.sweep.dir"}
+"""Hydra's nodes that people give a value, with what they mean."""
 IN_SHELL = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}|\$\{now:([^}]*)\}")  # what a shell has as well
 CALL = re.compile(r"\$\{[\w.]+:")  # of a resolver of Hydra's, as in ${now:%H}
 NAMED = re.compile(r"\$\{([\w.]+)\}")  # a setting, as in ${seed}
@@ -209,6 +211,9 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             raise several_settings(name, value)
         if not is_hydras and name not in GROUPS and name not in hints:
             raise unknown_setting(name, [*GROUPS, *hints], typed)
+        if name in WHOLE and not value.startswith("{"):
+            remedy = "leave it out" if value == "null" else f"type {WHOLE[name]}={value}"
+            raise SettingsError(f"{name}={value} would take the place of all its settings", remedy)
         if is_hydras and not is_sweep:
             remedy = "add -m; run_dir= names the folder of a run"
             if name == "hydra.run.dir":  # which a sweep has no use for

@@ -421,8 +421,9 @@ NAMES = {
     ),
     ": OMP_NUM_THREADS=2 before the command sets the threads of each job": "inner_max_num_threads",
     ": python train.py -m hydra/launcher=joblib hydra.launcher.n_jobs=2 trains two jobs at once": (
-        "n_jobs num_jobs max_workers max_batch_size"
+        "n_jobs num_jobs max_workers max_batch_size launcher"
     ),
+    ": python train.py -m hydra/sweeper=decide compares variants; docs/sweeps.md has the sweepers": "sweeper",
     ": python train.py -m hydra/sweeper=optuna searches, with this as hydra.sweeper.NAME; docs/sweeps.md shows it": (
         "n_trials study_name storage direction sampler"
     ),
