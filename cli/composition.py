@@ -518,8 +518,10 @@ def explain(error: BaseException) -> str | None:
     """Return one sentence for a mistake that Hydra or OmegaConf finds, else None."""
     if isinstance(error, MissingConfigException):
         group, option = re.findall(r"((?:hydra/)?[^/]*)/(.*)", error.missing_cfg_file or "/")[0]
-        of_list = [] if "/" in option else sorted(file.stem for file in (CONF / group).glob("*.yaml"))
-        options = error.options or of_list  # Hydra has none for [A,B]
+        # Hydra has no options for [A,B] and in a defaults list, but the folders in which it looked.
+        folders = {CONF, *map(Path, re.findall(r"path=file://(.*)", str(error)))}
+        of_list = {file.stem for folder in folders for file in (folder / group).glob("*.yaml")}
+        options = error.options or ([] if "/" in option else sorted(of_list))
         if options:
             return f"{group}={option} does not exist: {remedy_for_option(group, option, options)}."
     if isinstance(error, (yaml.MarkedYAMLError, UnicodeDecodeError)):
@@ -644,7 +646,7 @@ def remedy_for_option(group: str, option: str, options: Sequence[str]) -> str:
         remedy += "; a file of yours is data.path=FILE, a data set of Hugging Face data=hf data.name=NAME"
     if group == "model" and re.search(r"[./\\]", option):
         remedy += "; trained weights are init_from=RUN or init_from=hf:NAME"
-    if group == "experiment":
+    if group == "experiment" and {*options} <= {file.stem for file in (CONF / group).glob("*.yaml")}:
         remedy += "; one of yours needs --config-dir=FOLDER beside it"
     if group == "tokenizer" and re.search(r"[./\\]", option):
         remedy += "; a file of another tokenizer is read only with its model, by init_from=hf:FOLDER"

@@ -90,6 +90,15 @@ def test_hydras_own_setting_for_folders_is_answered_with_the_flag():
         check_typed({"hydra.searchpath": "[mine]"}, is_sweep=False)
 
 
+@pytest.mark.parametrize("content", ["seed: 1\n", "defaults: [missing, _self_]\n"])
+def test_an_experiment_that_is_not_there_is_answered_with_ones_own_too_wherever_it_is_named(folder, content):
+    (folder / "experiment/mine.yaml").write_text(f"# @package _global_\n{content}")
+    with pytest.raises(Exception) as caught:
+        composed(f"--config-dir={folder}", f"experiment={'mine' if 'missing' in content else 'missing'}")
+    options = sorted(file.stem for place in (CONF, folder) for file in (place / "experiment").glob("*.yaml"))
+    assert explain(caught.value) == f"experiment=missing does not exist: choose experiment from {', '.join(options)}."
+
+
 # {content: the place and the reason}
 DAMAGED = {
     "model:\n\tn_layer: 1\n": "in line 3 (found character",
