@@ -214,6 +214,9 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         if name in WHOLE and not value.startswith("{"):
             remedy = "leave it out" if value == "null" else f"type {WHOLE[name]}={value}"
             raise SettingsError(f"{name}={value} would take the place of all its settings", remedy)
+        dotted = name.replace("/", ".")
+        if dotted.startswith(("hydra.launcher.", "hydra.sweeper.")) and name not in (dotted, "hydra/sweeper/sampler"):
+            raise SettingsError(f"{name}={value} has a slash, which is for options", f"type {dotted}={value}")
         if is_hydras and not is_sweep:
             remedy = "add -m; run_dir= names the folder of a run"
             if name == "hydra.run.dir":  # which a sweep has no use for

@@ -363,6 +363,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "hydra.run.dir=a": "hydra.run.dir=a has no effect here: run_dir=FOLDER names the folder of a run",
     "-m hydra.launcher=joblib": "would take the place of all its settings: type hydra/launcher=joblib.",
     "-m hydra.sweeper=decide,grid": "place of all its settings: type hydra/sweeper=decide,grid.",
+    "-m hydra/launcher=joblib hydra/launcher.n_jobs=2": "slash, which is for options: type hydra.launcher.n_jobs=2.",
+    "-m hydra/sweeper/delta=1": "hydra/sweeper/delta=1 has a slash, which is for options: type hydra.sweeper.delta=1.",
     "-m hydra.sweep=a": "hydra.sweep=a would take the place of all its settings: type hydra.sweep.dir=a.",
     "-m hydra.sweeper=null": "hydra.sweeper=null would take the place of all its settings: leave it out.",
     "launcher=joblib": "there is no setting launcher: python train.py -m hydra/launcher=joblib hydra.launcher.n_jobs=2",
