@@ -444,7 +444,10 @@ def step_in_name(checkpoint: Path) -> int:
 
 
 def best_as_saved(checkpoints: Sequence[Path]) -> list[Path]:
-    """Return the one of checkpoints_to_try() that the first readable of them tells to be the best; [] if none is."""
+    """Return the best of checkpoints_to_try(), as the first readable of them tells, or [].
+
+    It may have been removed.
+    """
     for latest in checkpoints:
         with suppress(CheckpointError):
             best = f"step_{read_meta(latest).progress.best_step}"
