@@ -446,12 +446,12 @@ def run_job(cfg: DictConfig) -> Any:
     Returns the figure that a sweeper may minimise.
     """
     parent = parent_process()  # None with n_jobs=1, and with other launchers
-    if parent:
-        open_console()  # which a worker has not done
-    show_log()
-    unset_path()
     own = HydraConfig.get()
     number = own.job.num
+    if parent:
+        open_console()  # which a worker has not done
+    show_log(number if parent else None)
+    unset_path()
     folder = Path(own.runtime.output_dir)
     typed = {override.partition("=")[0]: override for override in sys.argv}  # of a setting typed twice the last
     varied = " ".join(override for override in own.overrides.task if override not in typed.values())

@@ -22,7 +22,8 @@ log = logging.getLogger("tinygpt")
 log.setLevel(logging.INFO)  # of train.log's lines, whatever a program that calls train() shows
 
 CONSOLE = logging.StreamHandler()
-CONSOLE.setFormatter(StreamFormatter(lambda: CONSOLE.stream))
+LINES = StreamFormatter(lambda: CONSOLE.stream)
+CONSOLE.setFormatter(LINES)
 
 
 def say(text: object, end: str = "\n") -> None:
@@ -36,8 +37,12 @@ def print_error(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def show_log() -> logging.Handler:
-    """Print the log to stdout, and return the handler that prints it."""
+def show_log(job: int | None = None) -> logging.Handler:
+    """Print the log to stdout, and return the handler that prints it.
+
+    job: the number that begins each line from here on, of a job that runs beside others.
+    """
+    LINES.job = LINES.job if job is None else job
     # Not by setStream(): it would flush the stream before, which may be closed.
     CONSOLE.stream = sys.stdout
     log.addHandler(CONSOLE)

@@ -58,9 +58,12 @@ class StreamFormatter(logging.Formatter):
         """stream: returns the stream that gets the records."""
         super().__init__()
         self.stream = stream
+        self.job: int | None = None
+        """The number that begins each line, where jobs write side by side."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return for_stream(super().format(record), self.stream())
+        text = for_stream(super().format(record), self.stream())
+        return text if self.job is None else re.sub("^(?=.)", f"{self.job} | ", text, flags=re.MULTILINE)
 
 
 def seen_from_here(path: Path) -> str:

@@ -79,6 +79,13 @@ def test_jobs_side_by_side_share_the_cache_and_nothing_else_and_fail_one_by_one(
         assert f"job {job} failed: model.vocab_size=100 is less than the tokenizer's 257" in result.stdout
         assert not (sweep / str(job) / "checkpoints").exists()
     assert result.stdout.count("Preparing ") == 1
+    # Each line of a job has its number, those of the sweep none.
+    told = [read_summary(sweep / str(job)).val_loss for job in (0, 1)]
+    for job, loss in enumerate(told):
+        assert re.search(rf"^{job} \| step 20: validation loss {loss:.4f} ", result.stdout, re.MULTILINE)
+        assert f"\n{job} | curves    {sweep.relative_to(tmp_path)}/{job}/report.html\n" in result.stdout
+    assert f"\ncurves    {sweep.relative_to(tmp_path)}/report.html\n" in result.stdout
+    assert not re.search(r"^(\d \| $|step |text )", result.stdout, re.MULTILINE)
     alone = run("seed=2", "model.vocab_size=300", "run_dir=alone", *text, cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     first, second = (read_summary(folder) for folder in (tmp_path / "alone", sweep / "1"))
