@@ -161,6 +161,8 @@ class Decide(Grid):
     """Each of VERSIONS, with the settings that it follows from: the job that was met first, and what it had."""
     learned: float = 0
     """The largest share of what is held out that the weights of a run had learned before."""
+    steps: set[float] = field(default_factory=set)
+    """The numbers of steps that the runs took."""
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the pairs that are not finished.
@@ -432,6 +434,7 @@ class Decide(Grid):
             return f"job {name} ran {setting}={ran}, not {shown(self.planned[number][setting])}"
         if summary and summary.status == "finished" and getattr(summary, self.metric) is not None:
             self.learned = max(self.learned, summary.learned or 0)
+            self.steps.add(summary.step or 0)
             return summary
         return f"job {name} has no {self.metric}"
 
@@ -496,6 +499,9 @@ class Decide(Grid):
             f" Seeds from {record.seed} on; {RECORD} has each pair. An interval misses the centre with the same chance."
         )
         known = [learned_before(self.learned), ""] if self.learned else []
+        if len(self.steps) > 1:  # by max_minutes or patience, or by a variant
+            unequal = f"The runs took from {min(self.steps):,.0f} to {max(self.steps):,.0f} steps"
+            known += [f"{unequal}: a difference may be one of steps.", ""]
         text = "\n".join([*markdown_lines([head, *rows]), "", *known, note, made, ""])
 
         replace_text(self.folder / RECORD, json.dumps(finite(asdict(record)), indent=2) + "\n")

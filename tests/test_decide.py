@@ -499,6 +499,24 @@ def test_a_run_of_settings_whose_file_has_changed_is_no_part_of_a_pair(tmp_path)
     assert standing(tmp_path)["attention=mla"][:2] == [said, "2"]
 
 
+def test_a_verdict_tells_of_runs_of_unlike_lengths_and_of_none_that_are_alike(tmp_path):
+    """max_minutes ends each run at its own step, and decide.md had no word of it."""
+    for folder, steps in {"alike": (10, 10), "unlike": (900, 1200)}.items():
+        sweeper = decide(variants=VARIANTS[:2])
+        in_memory(sweeper, tmp_path / folder, noisy)
+        outcome = sweeper.outcome
+
+        def of_length(number, name, result, folder=folder, steps=steps, outcome=outcome):
+            found = json.loads((tmp_path / folder / name / "summary.json").read_text())
+            put_summary(tmp_path / folder / name, **found | {"step": steps[number]})
+            return outcome(number, name, result)
+
+        sweeper.outcome = of_length
+        sweeper.sweep([])
+        said = "The runs took from 900 to 1,200 steps: a difference may be one of steps."
+        assert (said in (tmp_path / folder / "decide.md").read_text()) == (folder == "unlike")
+
+
 def test_a_verdict_tells_of_weights_that_had_learned_what_is_held_out(tmp_path):
     sweeper = decide(variants=VARIANTS[:2])
     in_memory(sweeper, tmp_path, noisy)
