@@ -255,8 +255,10 @@ class Grid(Sweeper):
         records = {number: read_job(folder) for number, folder in held.items()}
         known = {key_of(record.overrides): number for number, record in records.items() if record}
         typed_otherwise: dict[str, int] = {}
-        if not known.keys() >= {*map(key_of, jobs)}:  # settings are read where they are needed
-            typed_otherwise = {key: number for number, folder in held.items() for key in keys_of_run(folder)}
+        keys = {*map(key_of, jobs)}
+        if not known.keys() >= keys:  # settings are read where they are needed
+            others = held.keys() - {number for key, number in known.items() if key in keys}
+            typed_otherwise = {key: number for number in sorted(others) for key in keys_of_run(held[number])}
         found: dict[int, Sequence[str]] = {}
         new: list[Sequence[str]] = []
         for position, job in enumerate(jobs):

@@ -796,6 +796,22 @@ def test_a_sweep_goes_on_with_further_values_of_any_setting_and_with_fewer(tmp_p
     assert held() == begun | {6: (0.01, 4)}  # as a single run
 
 
+def test_a_run_is_one_job_whose_words_are_known_though_others_now_have_its_settings(tmp_path):
+    """An experiment's rate was 0.01 when job 0 ran, is 0.02 now, and a new job is typed with 0.01."""
+    sweeper = Grid()
+    sweeper.folder, sweeper.config = tmp_path, OmegaConf.create({"dry_run": False})
+    ran = TrainConfig(optimizer=OptimizerConfig(lr=0.01))
+    (put_job(tmp_path, 0, "experiment=mine") / "config.yaml").write_text(yaml.safe_dump(asdict(ran)))
+    same, new, other = ("experiment=mine",), ("experiment=mine", "optimizer.lr=0.01"), ("optimizer.lr=1e-2",)
+    now = TrainConfig(optimizer=OptimizerConfig(lr=0.02))
+    for jobs in ([same, new], [new, same]):
+        assert sweeper.numbered(jobs, {same: now, new: ran}) == {0: same, 1: new}
+    assert sweeper.numbered([other], {other: ran}) == {0: other}
+    assert sweeper.as_begun(0, [*other, "allow_changes=true"]) == ["experiment=mine", "allow_changes=true"]
+    with pytest.raises(SettingsError, match="0 holds a run of `experiment=mine`, not of `optimizer.lr=1e-2`"):
+        sweeper.numbered([other], {other: now})
+
+
 @pytest.mark.slow
 def test_a_sweep_goes_on_with_its_settings_however_they_are_typed(tmp_path):
     """Of another spelling, order or a default that was typed now, it said that its runs were others."""
