@@ -56,7 +56,7 @@ class AfterJob(Callback):
             os.environ.setdefault("MKL_NUM_THREADS", str(asked))
         sweeper = config.hydra.sweeper
         if not sweeper._target_.startswith(f"{__name__}."):
-            with read_write(config), open_dict(config):
+            with read_write(config.hydra), open_dict(config.hydra):  # 1.4 gives it flags of its own
                 search = {"_target_": f"{__name__}.Search", "_recursive_": False}  # it makes the package's itself
                 config.hydra.sweeper = search | {"of_package": OmegaConf.to_container(sweeper)}
 

@@ -47,7 +47,7 @@ def searched(
     hydra |= {"runtime": {"choices": {"hydra/launcher": "basic", "hydra/sweeper": "optuna"}}}
     config = OmegaConf.create({"dry_run": dry_run, "hydra": hydra | {"overrides": {"task": arguments, "hydra": []}}})
     OmegaConf.set_struct(config, True)
-    OmegaConf.set_readonly(config, True)
+    OmegaConf.set_readonly(config.hydra, True)  # as Hydra 1.4 does
     AfterJob().on_multirun_start(config)
     assert config.hydra.sweeper._target_ == "hydra_plugins._tinygpt.Search"
     search = Search(config.hydra.sweeper.of_package)
