@@ -402,13 +402,13 @@ class Split:
         remedy = "leave out data.val_fraction" if has_own else "set data.val_path"
         if self.longest > 0.5 and not self.is_whole:
             share = f"{self.longest:.0%} of it is one document, and as much of what is held out is its end"
-            return f"; {share}: move it away, or {remedy}"
+            return f"; {share}: divide it, move it away, or {remedy}"
         if self.longest > 0.5:
             share = f"{self.longest:.0%} of it is one document, of which nothing is held out"
             return f"; {share}: divide it, or {remedy}"
         if self.unlike > 0.2:
             share = f"{self.unlike:.0%} of it is in documents too long to be held out beside the short ones"
-            return f"; {share}: {remedy}"
+            return f"; {share}: divide them, or {remedy}"
         if 0 < self.end < SHORT_END:
             ends = f"the end of each document is held out, {self.end:.0f} characters on average"
             return f"; {ends}, and scored without its beginning: {remedy}"

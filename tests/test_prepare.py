@@ -823,7 +823,7 @@ def test_a_document_that_is_most_of_the_text_is_told_where_the_end_of_each_is_he
     text = prepare.make_folder(tmp_path / "made", source, TokenizerConfig(name="byte"), lambda line: None)
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "texts").iterdir()}
     share = f"{sizes['server.log'] / sum(sizes.values()):.0%}"
-    said = f"; {share} of it is one document, and as much of what is held out is its end"
+    said = f"; {share} of it is one document, and as much of what is held out is its end: divide it, "
     assert (said in text) == ("one document" in text) == told
     held = prepare.open_folder(tmp_path / "made", make_tokenizer(TokenizerConfig(name="byte"), []), "", "")[1]
     assert b"line 1999" in bytes(held[held < 256].astype(np.uint8))
@@ -874,7 +874,7 @@ def test_long_documents_beside_many_short_ones_are_told_as_never_held_out(length
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "texts").iterdir()}
     papers = sum(size for name, size in sizes.items() if name.startswith("paper"))
     share = f"{papers / sum(sizes.values()):.0%}"
-    said = f"; {share} of it is in documents too long to be held out beside the short ones: set data.val_path"
+    said = f"; {share} of it is in documents too long to be held out beside the short ones: divide them, or set data.val_path"
     assert (said in text) == told
     held = prepare.open_folder(tmp_path / "made", make_tokenizer(TokenizerConfig(name="byte"), []), "", "")[1]
     assert not told or b"paper" not in bytes(held[held < 256].astype(np.uint8))
