@@ -876,14 +876,31 @@ def test_the_command_of_the_page_makes_days_with_names_of_telegrams_messages(tmp
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
-def test_the_commands_of_the_page_count_old_messages_behind_new_dates(tmp_path):
+@pytest.mark.parametrize(
+    "head",
+    [
+        "01.02.20, 09:1{} - Ann: ",
+        "[3/4/21, 10:00:0{}] Ann B: ",
+        "09:1{}\tAnn B\t",
+        "[Ann] [오후 9:1{}] ",
+        "09:1{} <ann> ",
+    ],
+    ids=["android", "ios", "line", "kakao", "irc"],
+)
+def test_the_commands_of_the_page_count_old_messages_behind_new_dates(tmp_path, head):
+    """Of lines with tabs or brackets the times and names were compared too, so that no old message was found."""
     old = ["We meet at the station: nine", "Bring the large umbrella, please", "ok"]
-    (tmp_path / "chat.txt").write_text("".join(f"01.02.20, 09:1{n} - Ann: {text}\n" for n, text in enumerate(old)))
-    texts = [f"[3/4/21, 10:00:01] Bob: {old[0]}\n[3/4/21, 10:00:01] Bob: ok\n", f"Ann: {old[1]}!", f"Bob: {old[0]}"]
+    new = f"{head.format(8)}{old[0]}\n{head.format(9)}ok\n"
+    chat = "".join(f"{head.format(n)}{text}\n" for n, text in enumerate(old))
+    (tmp_path / "chat.txt").write_text(chat + "Ann: see you\n" * 1_997 + new, encoding="utf-8")
+    texts = [new, f"Ann: {old[1]}!", f"Bob: {old[0]}"]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    command = command_of_the_page("says() {", "known.txt written.txt")
-    done = subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path, capture_output=True, text=True)
-    assert [int(line) for line in done.stdout.split()] == [2, 1]
+    count = command_of_the_page("says() {", "known.txt written.txt")
+    says = command_of_the_page("says() {", "sort -u; }")
+    count_repeated = command_of_the_page("head -n 2000", "rest.txt first.txt")
+    for command in (count, f"{says}\n{count_repeated}"):
+        done = subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path, capture_output=True, text=True)
+        assert [int(line) for line in done.stdout.split()] == [2, 1]
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
