@@ -1136,6 +1136,28 @@ def test_the_commands_of_the_page_divide_a_chat_by_messages_and_by_days(tmp_path
     assert read(of_path(tmp_path / "days.txt")) == days
 
 
+@pytest.mark.parametrize(
+    "day",
+    [
+        "2024/01/0{}(Tue)",
+        "2024/01/0{}(火)",
+        "Tue, 0{}/01/2024",
+        "2024.01.0{} Tuesday",
+        "2024-01-0{}\r",
+        "--------------- 2024년 1월 {}일 월요일 ---------------",
+    ],
+)
+def test_the_command_of_the_page_divides_a_chat_by_lines_that_have_a_date_alone(tmp_path, day):
+    """LINE and KakaoTalk write the date before the messages of a day: nothing was divided, without a word."""
+    said = "09:15\tAnn\tat 10:30:15\n3.4.2020 at nine\n10:30:15\n[Ann] [오전 9:15] 1, 2, 3\n2024.01.01 09:15 Ann\n"
+    days = [f"{day.format(n)}\n{said}" for n in (1, 2, 3)]
+    (tmp_path / "chat.txt").write_bytes("".join(days).encode())
+    command = command_of_the_page("sed -E 's#^(-+ )?", "> days.txt")
+    for locale in ("C", "C.UTF-8"):
+        subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path, env=os.environ | {"LC_ALL": locale})
+        assert read(of_path(tmp_path / "days.txt")) == days
+
+
 @pytest.mark.parametrize("encoding", ["base64", "quoted-printable"])
 def test_mail_that_is_encoded_is_told_and_the_command_of_the_page_writes_its_texts(tmp_path, encoding):
     bodies = ["Café, tonight?\n", "At eight = fine.\n"]
