@@ -874,7 +874,8 @@ def test_long_documents_beside_many_short_ones_are_told_as_never_held_out(length
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "texts").iterdir()}
     papers = sum(size for name, size in sizes.items() if name.startswith("paper"))
     share = f"{papers / sum(sizes.values()):.0%}"
-    said = f"; {share} of it is in documents too long to be held out beside the short ones: divide them, or set data.val_path"
+    barred = f"{share} of it is in documents too long to be held out beside the short ones"
+    said = f"; {barred}: divide them, or set data.val_path"
     assert (said in text) == told
     held = prepare.open_folder(tmp_path / "made", make_tokenizer(TokenizerConfig(name="byte"), []), "", "")[1]
     assert not told or b"paper" not in bytes(held[held < 256].astype(np.uint8))
