@@ -123,7 +123,7 @@ function figure(parent, id, title, of, {point = () => {}, choose = () => {}} = {
       type: "button",
       textContent: kind,
       title: `Save as ${kind}`,
-      onclick: () => download(`${document.title} ${id}.${kind.toLowerCase()}`, saved[kind](id)),
+      onclick: () => download(`${document.title} ${heading.textContent}.${kind.toLowerCase()}`, saved[kind](id)),
     }),
   );
   parent.append(make("figure", {id}, make("figcaption", {}, heading, ...buttons), plot, reading));
@@ -148,12 +148,20 @@ function cell(value) {
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
+// A figure as a drawing that stands alone, below its title.
+function titled({heading, of}) {
+  const {svg} = of(SAVED);
+  const {width, height} = svg.viewBox.baseVal;
+  const title = write(cut(heading.textContent, 100), 4, 14, {"font-weight": "bold"});
+  return drawing(width, height + 22, title, draw("g", {transform: "translate(0 22)"}, ...svg.childNodes));
+}
+
 // The files that a figure can be saved as.
 const saved = {
   SVG: id => {
+    const text = new XMLSerializer().serializeToString(titled(figures[id]));
     // Other programs do not know the page's variables: write the colours of the light theme.
     const {style} = document.styleSheets[0].cssRules[0];
-    const text = new XMLSerializer().serializeToString(figures[id].of(SAVED).svg);
     return text.replace(/var\((--\w+)\)/g, (all, name) => style.getPropertyValue(name).match(/#\w+/)?.[0] ?? all);
   },
   CSV: id =>
@@ -165,7 +173,7 @@ const saved = {
 };
 
 function download(name, text) {
-  const link = make("a", {href: URL.createObjectURL(new Blob([text])), download: name.replace(/[^\w.+-]+/g, "_")});
+  const link = make("a", {href: URL.createObjectURL(new Blob([text])), download: name.replace(/[^\p{L}\p{N}_.+-]+/gu, "_")});
   link.click();
   URL.revokeObjectURL(link.href);
 }

@@ -393,10 +393,14 @@ def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_aga
       await until(() => whole !== reading);
       const changed = tints();
       choose(5);
+      const caption = () => $("parts").caption.textContent.split(" needs ")[1];
+      const titles = ["#heads b", "#layers h3"].map(at => document.querySelector(at).textContent);
+      const drawing = saved.SVG("heads");
       const shown = ["columns", "without"].map(id => $(id).textContent);
       const off = [ids(), bits(), button.ariaPressed, $("colour").value, ...shown];
       const struck = $("heads").querySelectorAll("[text-decoration]").length;
       await measurement();
+      const measuredOff = caption();
       const ofToken = button.lastChild.textContent;
       const again = [...measured.effects.get("L2 H3")].slice(1);
       const beside = [...measured.effects.get("L1 MLP")].slice(1);  // L2 H3 stays off
@@ -418,6 +422,7 @@ def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_aga
       $("all").click();
       await until(() => whole === reading);
       return {before, effects, pointed, changed, on, off, struck, ofToken, again, beside, rows, best, written,
+        measuredOff, titles, drawing,
         back: bits(), colour: $("colour").value, status: $("without").textContent};"""
     )
     found = browse(page, script)
@@ -446,6 +451,10 @@ def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_aga
     bits = f"{wanted[4]:+.2f}".replace("-", "−")
     assert found["ofToken"] == ("0.00" if abs(wanted[4]) < 0.005 else bits)
     assert found["on"][0] == "true" and re.fullmatch(r"H3 [+−]?\d\.\d\d bits of L2", found["on"][1])
+    # Bars, maps and drawings name the parts that were off: without them another part may do another thing.
+    assert found["measuredOff"] == "without each part, measured without L2 H3"
+    assert all(title.endswith(" without L2 H3") for title in found["titles"]) and len(found["titles"]) == 2
+    assert f">{found['titles'][0]}</text>" in found["drawing"]
     mean = [each.mean() for each in (nats(part), nats())]
     status = f"Without L2 H3 a token takes {mean[0]:.2f} bits, with all parts {mean[1]:.2f}."
     assert shown == ["false", "change", "tokenwithout L2 H3with all", status] and found["struck"] == 1

@@ -647,7 +647,8 @@ def test_a_smoothed_loss_is_the_mean_of_neighbours_and_keeps_its_first_point(tra
 def test_every_figure_saves_itself_as_a_drawing_that_stands_alone_and_as_its_figures(train_config, sweep):
     train(train_config)
     save = """const all = kind => Object.keys(figures).map(id => [id, saved[kind](id)]);
-      return {SVG: all("SVG"), CSV: all("CSV")};"""
+      const titles = [...document.querySelectorAll("figcaption b")].map(title => title.textContent);
+      return {SVG: all("SVG"), CSV: all("CSV"), titles};"""
     for page, ids in ((page_of(train_config), {"loss", "heads", "large", "grown"}), (sweep, {"val_bpb", "front"})):
         found = browse(page, save, dark=True)
         assert ids <= {name for name, _ in found["SVG"]} == {name for name, _ in found["CSV"]}
@@ -656,10 +657,14 @@ def test_every_figure_saves_itself_as_a_drawing_that_stands_alone_and_as_its_fig
             colours = {value for one in drawing.iter() for name, value in one.items() if name in ("fill", "stroke")}
             assert drawing.tag.endswith("svg") and "font-family" in drawing.attrib and "var(" not in text
             assert all(re.fullmatch("none|#[0-9a-f]{6}", colour) for colour in colours) and "#ffffff" in colours
+        firsts = [ET.fromstring(text).findtext(".//{*}text") for _, text in found["SVG"]]
+        assert firsts == found["titles"]
         tables = {name: list(csv.reader(io.StringIO(text))) for name, text in found["CSV"]}
         assert all(len({len(row) for row in table}) == 1 < len(table) for table in tables.values())
         if "large" in ids:
             run = data_of(page)["runs"][0]
+            step = f"step {train_config.max_steps}"
+            assert {f"All heads, {step}", f"Layer 1, head 1, {step}"} <= {*firsts}
             losses = [[float(row[1]), float(row[4])] for row in tables["loss"] if row[0] == "training"]
             assert losses == [[step, loss] for step, _, _, loss in run["curves"]["loss"]]
             size, head = data_of(page)["alone"]["heads"][0]["size"], tables["heads"][1:]
