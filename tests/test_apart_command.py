@@ -482,6 +482,21 @@ def test_the_switches_of_the_gallerys_page_do_what_the_lesson_says(tmp_path):
         assert re.search(".*".join(map(re.escape, line.split(" … "))), written)
 
 
+@pytest.mark.slow
+def test_the_lines_of_the_lesson_draw_the_row_of_its_table(tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    monkeypatch.setattr(pyplot, "savefig", lambda name: pyplot.gcf().savefig(tmp_path / name))
+    monkeypatch.chdir(ROOT)
+    lines = re.search(r"```py\n(import json\n.*?pyplot.*?)```", PAGE, re.DOTALL)[1]
+    exec(lines, {})
+    heights = [bar.get_height() for bar in pyplot.gca().patches]
+    pyplot.close()
+    row = re.search(r"^\| colour \| 848 \| [^|]* \| (.*) \|$", PAGE, re.MULTILINE)[1]
+    cells = [float(cell.split(" ± ")[0]) for cell in row.split(" | ")]
+    assert heights == pytest.approx(cells[:6], abs=0.005) and (tmp_path / "parts.svg").is_file()
+
+
 @pytest.mark.long
 def test_in_a_new_model_of_stories_one_head_carries_the_colour(tmp_path, monkeypatch):
     settings = ["data=tales", "seed=3", "max_steps=400"]
