@@ -396,6 +396,9 @@ def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_aga
       const caption = () => $("parts").caption.textContent.split(" needs ")[1];
       const titles = ["#heads b", "#layers h3"].map(at => document.querySelector(at).textContent);
       const drawing = saved.SVG("heads");
+      let file;
+      HTMLAnchorElement.prototype.click = function () { file = this.download; };
+      document.querySelector("#heads button").click();
       const shown = ["columns", "without"].map(id => $(id).textContent);
       const off = [ids(), bits(), button.ariaPressed, $("colour").value, ...shown];
       const struck = $("heads").querySelectorAll("[text-decoration]").length;
@@ -422,7 +425,7 @@ def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_aga
       $("all").click();
       await until(() => whole === reading);
       return {before, effects, pointed, changed, on, off, struck, ofToken, again, beside, rows, best, written,
-        measuredOff, titles, drawing,
+        measuredOff, titles, drawing, file,
         back: bits(), colour: $("colour").value, status: $("without").textContent};"""
     )
     found = browse(page, script)
@@ -455,6 +458,7 @@ def test_a_part_that_is_off_changes_what_is_shown_and_written_until_it_is_on_aga
     assert found["measuredOff"] == "without each part, measured without L2 H3"
     assert all(title.endswith(" without L2 H3") for title in found["titles"]) and len(found["titles"]) == 2
     assert f">{found['titles'][0]}</text>" in found["drawing"]
+    assert "Where_the_model_looked" in found["file"] and found["file"].endswith("_without_L2_H3.svg")
     mean = [each.mean() for each in (nats(part), nats())]
     status = f"Without L2 H3 a token takes {mean[0]:.2f} bits, with all parts {mean[1]:.2f}."
     assert shown == ["false", "change", "tokenwithout L2 H3with all", status] and found["struck"] == 1
