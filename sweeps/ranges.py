@@ -26,7 +26,13 @@ COMPUTED = r"\$\{(?:[^{}]|\$\{[^{}]*\})*\}"
 
 
 def for_hydra(override: str) -> str:
-    """Return a typed override for Hydra, with its text, or its option's name, as typed."""
+    """Return a typed override for Hydra, with its text, or its option's name, as typed.
+
+    choice(A,B) is A,B: in a function Hydra takes neither null nor the quotes of a text.
+    """
+    choice = re.fullmatch(r"([^=]+=)choice\((.+)\)", override, re.DOTALL)
+    if choice and not {*"()"} & {*re.sub(QUOTED, "", choice[2])}:
+        override = choice[1] + choice[2]
     return quoted_as_typed(override, TEXTS, OPTION_GROUPS)
 
 
@@ -41,22 +47,26 @@ def computed_in_job(override: str) -> str:
 def range_text(name: str, value: Any) -> str:
     """Return an experiment's values of a setting as they are typed: [1, 2] is 1,2.
 
-    A list is the one value of a setting that takes a list. Raises SettingsError for an empty list.
+    A list of texts is the one value of a setting that takes one. Raises SettingsError for an empty list.
     """
     takes_list = any(get_origin(kind) is list for kind in (SETTINGS.get(name), *get_args(SETTINGS.get(name))))
-    if not isinstance(value, list) or takes_list:
+    if not isinstance(value, list) or (takes_list and all(isinstance(each, str) for each in value)):
         text = format_value(value)
         return f'"{text}"' if re.fullmatch(COMPUTED, text) else text
     if not value:
         raise SettingsError(f"hydra.sweeper.params has no values of {name}", "leave the setting out, or give some")
-    return ",".join(map(in_list, map(format_value, value)))
+    return ",".join(map(in_list, value))
 
 
-def in_list(text: str) -> str:
+def in_list(value: Any) -> str:
     """Return one of several values of a setting for Hydra, in quotes if it needs them."""
+    text = format_value(value)
+    if isinstance(value, list):
+        return text
     if re.search(COMPUTED, text):
         return f'"{text}"'
-    return text if re.fullmatch(r"[\w.+/-]+", text, re.ASCII) else quote(text)
+    is_plain = re.fullmatch(r"[\w.+/-]+", text, re.ASCII) and value != "null"  # which YAML has in quotes
+    return text if is_plain else quote(text)
 
 
 def expand_ranges(override: Override) -> None:

@@ -302,6 +302,9 @@ def test_a_value_in_a_list_keeps_its_meaning():
     assert range_text("attention", ["sdpa+gate/sdpa", "mla"]) == "sdpa+gate/sdpa,mla"
     assert range_text("data.path", ["a, b.txt", "c"]) == '"a, b.txt",c'
     assert range_text("eval_interval", ["${max_steps}", 3]) == '"${max_steps}",3'
+    assert range_text("freeze", ["blocks.0", "lm_head"]) == "[blocks.0,lm_head]"
+    assert range_text("freeze", [["blocks.0"], None, ["blocks.0", "lm_head"]]) == "[blocks.0],null,[blocks.0,lm_head]"
+    assert range_text("sample_prompt", ["null", "a", None]) == '"null",a,null'
     with pytest.raises(SettingsError, match=r"hydra\.sweeper\.params has no values of seed: leave"):
         range_text("seed", [])
 

@@ -70,6 +70,7 @@ from sweeps.leaderboard import (
     swept_settings,
     write_leaderboard,
 )
+from sweeps.ranges import combinations, for_hydra
 from training.config import OptimizerConfig, PlanConfig, TrainConfig
 
 CLOCK = ("seconds", "tokens_per_s", "decode_tokens_per_s", "peak_memory_mb")
@@ -894,6 +895,30 @@ RANGES = [
     ("range(0.1,3)", 1, 30, 10),
     ("shuffle(range(0.3,0.9,0.3))", 3, 9, 3),
 ]
+
+
+CHOSEN = {  # each value as Hydra reads what is typed in choice()
+    "model.n_kv_head": ("null,1,2", [None, 1, 2]),
+    "max_minutes": ("1.5,null", [1.5, None]),
+    "sample_prompt": ('"~","it\'s","a, b",é,1.0,true', ["~", "it's", "a, b", "é", "1.0", "true"]),
+    "data.path": ('a.txt,"b (1).txt"', ["a.txt", "b (1).txt"]),
+    "deterministic": ("true,false", [True, False]),
+    "freeze": ("[blocks.0],null", [["blocks.0"], None]),
+    "optimizer.lr": ("0.01", [0.01]),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_choice_has_the_values_that_a_list_has(name):
+    """Hydra's function took no null, and the quotes of its texts were lost before a job read them."""
+    values, expected = CHOSEN[name]
+    parser = OverridesParser.create()
+    for typed in (f"{name}=choice({values})", f"+{name}=choice({values})", f"{name}={values}"):
+        (override,) = parser.parse_overrides([for_hydra(typed)])
+        jobs = parser.parse_overrides([job for (job,) in combinations([override])])
+        assert [job.value() for job in jobs] == expected
+    nested = f"{name}=shuffle(choice({values}))"
+    assert for_hydra(nested) == nested
 
 
 @pytest.mark.parametrize(("typed", "start", "stop", "step"), RANGES)
