@@ -36,7 +36,7 @@ BINARY = {
     "application/pdf": ("a PDF", "pdftotext {file} {stem}.txt makes text of it"),
     "application/rtf": ("Rich Text", SAVE),
     "application/msword": ("a document of an office program", SAVE),
-    "application/epub+zip": ("an e-book", "pandoc -t plain -o {stem}.txt {file} makes text of it"),
+    "application/epub+zip": ("an e-book", "pandoc -t plain --wrap=none -o {stem}.txt {file} makes text of it"),
     "application/zip": ("a zip archive", "unzip {file} -d {stem}, then give what is in it"),
     "application/x-tar": ("a tar archive", "unpack it by tar xf {file}, then give what is in it"),
     "application/x-7z-compressed": ("a 7z archive", "unpack it by 7z x {file}, then give what is in it"),
@@ -70,6 +70,11 @@ STARTS = {
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "application/msword",
 }
 ZIP = b"PK\x03\x04"  # also of documents and e-books, which chardet tells; not of an archive of plain text
+# The first entries of archives, after a header of 30 bytes. chardet knows others, but not beyond 4 KB.
+FIRST_ENTRIES = {
+    b"mimetypeapplication/epub+zip": "application/epub+zip",
+    b"[Content_Types].xml": "application/vnd.openxmlformats",
+}
 SHIFT_TO_KANJI = b"\x1b$"  # begins a word of ISO-2022-JP, whose bytes are all ASCII
 # iconv's names of codecs that it calls by another word than Python.
 ICONV = {
@@ -234,6 +239,8 @@ def refuse_packed(file: str, head: bytes, is_unpacked: bool) -> None:
 def refuse_binary(file: str, head: bytes, opened: Open) -> None:
     """Raise NotText if the first bytes of a file are not those of a text in UTF-8."""
     kind = next((kind for start, kind in STARTS.items() if head.startswith(start)), None)
+    if head.startswith(ZIP):
+        kind = next((kind for entry, kind in FIRST_ENTRIES.items() if head[30:].startswith(entry)), None)
     if kind is None:
         if b"\0" not in head and SHIFT_TO_KANJI not in head:
             return

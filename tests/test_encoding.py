@@ -239,11 +239,18 @@ def tarred() -> bytes:
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 123456789\n"
 KINDS = {
     "letter.docx": (zipped(_dot_x="", word__document_dot_xml="<w/>"), "a document of an office program", "save it as"),
+    "late.docx": (
+        zipped(**{"[Content_Types]_dot_xml": "", "a_dot_jpeg": 9_000 * "\x7f", "word__document_dot_xml": "<w/>"}),
+        "a document of an office program",
+        "save it as",
+    ),
     "table.xlsx": (zipped(a="", xl__workbook_dot_xml="<w/>"), "a document of an office program", "save it as"),
     "old.doc": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "a document of an office program", "save it as"),
     "notes.rtf": (rb"{\rtf1\ansi some words}", "Rich Text", "save it as"),
     "paper.pdf": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "a PDF", "pdftotext "),
     "plain.pdf": (b"%PDF-1.4\nonly ASCII\n", "a PDF", "pdftotext "),
+    # With the option by which data.md leaves the lines as the book has them.
+    "book.epub": (zipped(mimetype="application/epub+zip"), "an e-book", "pandoc -t plain --wrap=none -o "),
     "texts.zip": (zipped(a="words"), "a zip archive", "unzip "),
     "texts.tar": (tarred(), "a tar archive", "tar xf "),
     "texts.tar.gz": (gzip.compress(tarred()), "a tar archive", "tar xf "),
