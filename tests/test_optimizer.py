@@ -305,9 +305,15 @@ def test_a_schedule_climbs_stays_and_falls_to_its_end(settings, factors):
 
 @pytest.mark.parametrize(
     ("name", "steps", "warmup"),
-    [("warmup_stable_decay", 21, 3), ("cosine", 600, 60), ("constant", 5000, 100), ("cosine", None, 100)],
+    [
+        ("warmup_stable_decay", 21, 3),
+        ("cosine", 45, 5),
+        ("cosine", 600, 60),
+        ("constant", 5000, 100),
+        ("cosine", None, 100),
+    ],
 )
-def test_a_warm_up_that_nobody_typed_is_at_most_a_tenth_of_the_run(name, steps, warmup):
+def test_a_warm_up_that_nobody_typed_is_at_most_a_tenth_of_the_run_rounded_up(name, steps, warmup):
     factors = [schedule_factor(ScheduleConfig(name=name), step, 0.0, steps) for step in (0, warmup - 1, warmup)]
     assert factors == pytest.approx([1 / (warmup + 1), warmup / (warmup + 1), 1])
 

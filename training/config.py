@@ -115,7 +115,7 @@ class ScheduleConfig:
     or constant, each after a warm-up."""
     warmup_steps: int | None = None
     """Steps w of the linear warm-up, 1/(w+1) to w/(w+1) of the peak; when null 10, or 100 for cosine
-    and constant, and at most a tenth of the run."""
+    and constant, and at most a tenth of the run, rounded up."""
     decay_fraction: float = 0.7
     """For warmup_stable_decay: share of the run, at its end, in which the rate falls; at most all steps after the
     warm-up."""
