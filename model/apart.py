@@ -286,7 +286,8 @@ def writes(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Par
     "embedding" is the stream before the first layer, "bias" the sum of the biases of o_proj. The sum of all is the
     stream after the last layer. o_proj may be an adapter, a quantised layer or another module in its place.
 
-    Raises SettingsError if the sum is another, because a hook changes the stream or an o_proj is not linear.
+    Raises SettingsError if the sum is another, because a hook or a block of one's own changes the stream, or an o_proj
+    is not linear.
     """
     all_streams = streams(model, tokens, doc_starts)
     every_result = results(model, tokens, doc_starts)
@@ -309,8 +310,14 @@ def writes(model: GPT, tokens: Tokens, doc_starts: DocStarts = None) -> dict[Par
     vectors = torch.stack([*found.values()])
     rest = upcast(vectors).sum(0) - upcast(all_streams[-1])
     if (rest.norm(dim=-1) > rounding(vectors.dtype) * upcast(vectors).norm(dim=-1).amax(0)).any():
-        problem = "the parts and the embedding do not sum to the stream: a hook changes it, or an o_proj is not linear"
-        raise SettingsError(problem, "remove such hooks, and put a linear layer in place of such an o_proj")
+        causes = "a hook changes it, or an o_proj is not linear"
+        remedy = "remove such hooks, and put a linear layer in place of such an o_proj"
+        kinds = (type(uncompiled(block)) for block in model.blocks)
+        own = next((kind.__name__ for kind in kinds if kind is not Block), None)
+        if own:
+            causes = f"a {own} or {causes}"
+            remedy += f"; of a {own} that changes its sum, take the parts by hooks on its modules"
+        raise SettingsError(f"the parts and the embedding do not sum to the stream: {causes}", remedy)
     return found
 
 

@@ -751,6 +751,8 @@ def test_streams_of_other_blocks_that_are_pre_norm_are_those_of_hooks():
     wanted = [*found, last]
     for stream, read in zip(streams(model, TOKENS), wanted, strict=True):
         close(stream, read)
+    with pytest.raises(SettingsError, match="sum to the stream: a Sandwich or a hook .*; of a Sandwich that changes"):
+        contributions(model, TOKENS, TOKENS)  # which halves what its parts give
 
 
 def test_streams_have_what_hooks_add_to_the_stream_and_not_what_they_change_before_a_norm():
