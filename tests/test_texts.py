@@ -858,6 +858,25 @@ def test_the_command_of_the_page_leaves_out_heads_and_page_numbers_and_joins_div
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_the_commands_of_the_page_keep_what_belongs_together_on_one_side(tmp_path):
+    """Only numbers were divided: of a name jq said that it cannot be."""
+    cases = [*range(60), "Anna", "Özgür", "P", "", None, 2.5]
+    records = [{"case": case, "text": f"version {number}"} for number in range(3) for case in cases]
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    (tmp_path / "versions.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    commands = command_of_the_page("jq -c 'select((.case", "> held.jsonl")
+    subprocess.run(["bash", "-c", commands], check=True, cwd=tmp_path)
+    train, held = (
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+        for name in ("train", "held")
+    )
+    sums = [sum(map(ord, "null" if record["case"] is None else str(record["case"]))) for record in records]
+    assert held == [record for record, letters in zip(records, sums, strict=True) if letters % 10 == 0]
+    assert train == [record for record, letters in zip(records, sums, strict=True) if letters % 10]
+    assert {"P", ""} <= {record["case"] for record in held}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 def test_the_command_of_the_page_makes_days_with_names_of_telegrams_messages(tmp_path):
     def said(date, name, text, kind="message"):
         return {"type": kind, "date": f"2020-01-{date}:00", "from": name, "text": text}
