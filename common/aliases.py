@@ -37,6 +37,10 @@ NAMES = {
     "data.path: a file without the test, which eval.py data.path=FILE scores; docs/data.md divides a text": (
         "test_fraction test_ratio test_path test_file test_data test_dataset test_set test_bin train_test_split splits"
     ),
+    "data.val_path: a file of other groups, as docs/data.md divides records by a field": """
+        group_by group_by_field group_field group_column group_col group_key group_split group_kfold split_by
+        data.group
+    """,
     "data.text_field": "text_column text_column_name text_key",
     "data.path: a shorter file, as head -n 1000 FILE writes it": (
         "max_train_samples max_samples max_examples max_documents num_examples sample_size limit limit_train_batches"
@@ -263,7 +267,16 @@ NAMES = {
     # Training
     "optimizer.lr: the peak rate, of Muon; optimizer=adamw takes rates such as 1e-3": "learning_rate lr",
     "optimizer.lr": "matrix_lr",
-    "optimizer.lm_head_lr": "unembedding_lr",
+    "optimizer.embedding_lr": """
+        embed_lr embeddings_lr wte_lr embedding_learning_rate embeddings_learning_rate norm_lr bias_lr
+    """,
+    "optimizer.lm_head_lr": "unembedding_lr head_lr lm_head_learning_rate head_learning_rate",
+    "optimizer.lr: of the matrices of all blocks; optimizer.embedding_lr and lm_head_lr are those of the others": """
+        param_groups params_groups parameter_groups optim_groups optimizer_groups optimizer_grouped_parameters lr_groups
+        layerwise_lr_decay layer_wise_lr_decay layerwise_learning_rate_decay llrd layer_decay layer_lr_decay
+        lr_layer_decay layer_lr layer_lrs discriminative_lr differential_lr lr_mult lr_mults lr_multiplier
+        lr_multipliers embedding_lr_scale embedding_lr_multiplier
+    """,
     "optimizer.beta1: and optimizer.beta2": "betas adam_betas",
     "optimizer.beta1": "adam_beta1",
     "optimizer.beta2": "adam_beta2",
