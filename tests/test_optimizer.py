@@ -378,12 +378,33 @@ def test_rates_are_told_of_parts_that_there_are_and_once(caplog):
 )
 def test_settings_that_leave_each_rate_and_update_as_they_are_are_told(settings, told, caplog):
     config = TrainConfig(**settings)
-    tell_idle(config)
+    tell_idle(config, random_gpt())
     assert [line.partition(" has no effect with ")[0] for line in caplog.messages] == [told][: bool(told)]
     if told.startswith("schedule."):
         plain = ScheduleConfig(name=config.schedule.name)
         same = [[schedule_factor(each, step, step / 20, 20) for step in range(21)] for each in (config.schedule, plain)]
         assert same[0] == same[1]
+
+
+@pytest.mark.parametrize(
+    ("rate", "model", "is_told"),
+    [
+        (0.004, dict(tie_embeddings=True), True),
+        (0.004, dict(tie_embeddings=True, attention="sdpa+gate"), False),  # whose gate has a row for each head
+        (0.004, dict(), False),
+        (0.008, dict(tie_embeddings=True), False),  # the default
+        (None, dict(tie_embeddings=True), False),
+    ],
+)
+def test_a_rate_of_lm_head_that_moves_no_weight_is_told(rate, model, is_told, caplog):
+    optimizer = OptimizerConfig(name="adamw", lr=1e-3, embedding_lr=1e-3, lm_head_lr=rate)
+    gpt = random_gpt(**model)
+    tell_idle(TrainConfig(optimizer=optimizer, model=gpt.config), gpt)
+    line = "optimizer.lm_head_lr=0.004 has no effect with model.tie_embeddings=true."
+    assert caplog.messages == [line] * is_told
+    if rate == 0.004:  # a rate that no other kind of weights has
+        groups = [group for each in make_optimizers(gpt, optimizer) for group in each.param_groups]
+        assert (rate in {group["peak_lr"] for group in groups if group["params"]}) == (not is_told)
 
 
 def test_the_factor_scales_each_groups_own_peak_which_is_lr_unless_set():

@@ -79,7 +79,7 @@ from training.distributed import Ranks, parallelize, uncompile, with_recompute
 from training.evaluation import evaluation_tokens, first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, initial_seed, process_kept, seed_generators
-from training.optimizer import load_optimizer_state, optimizer_state
+from training.optimizer import load_optimizer_state, optimizer_state, split_parameters
 from training.pretrained import changes_from, open_pretrained, pretrained_meta, refuse_other_model, texts_of_theirs
 from training.run import Run, rank_batch_size, steps_to_take
 from training.threads import is_fork, threads_of_run
@@ -144,7 +144,7 @@ def open_run(config: TrainConfig, threads: int | None = None) -> Iterator[Run]:
             note = stack.enter_context(threads_of_run(kept))
         run = build_run(config, ranks, device, saved)
         run.threads_note = note
-        tell_idle(config)
+        tell_idle(config, run.model)
         if not saved or is_changed(config.optimizer, saved.meta):
             tell_rates(config.optimizer, has_head=not config.model.tie_embeddings)
         if ranks.is_first:
@@ -324,11 +324,15 @@ def tell_same_windows(config: TrainConfig, data: Dataset, before: Meta) -> None:
     log.warning("%s: resume= with a later end goes on to others, and another seed draws anew.", fact)
 
 
-def tell_idle(config: TrainConfig) -> None:
+def tell_idle(config: TrainConfig, model: GPT) -> None:
     """Warn of settings of optimizer and schedule without effect, unless they are defaults."""
     values = flat(asdict(config))
     usual = flat(asdict(TrainConfig()))
-    for name, (reason, value) in config.lacking(SEARCHED).items():
+    idle = config.lacking(SEARCHED)
+    # A tied lm_head is the embedding, but matrices of the blocks may have its rate.
+    if config.optimizer.lm_head_lr and not {"lm_head", "thin"} & split_parameters(model).keys():
+        idle["optimizer.lm_head_lr"] = ("model.tie_embeddings", "true")
+    for name, (reason, value) in idle.items():
         if values[name] != usual[name]:
             log.warning("%s=%s has no effect with %s=%s.", name, format_value(values[name]), reason, value)
 
