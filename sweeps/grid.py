@@ -261,21 +261,31 @@ class Grid(Sweeper):
             typed_otherwise = {key: number for number in sorted(others) for key in keys_of_run(held[number])}
         found: dict[int, Sequence[str]] = {}
         new: list[Sequence[str]] = []
-        for position, job in enumerate(jobs):
+        for job in jobs:
             own = known.get(key_of(job))
             config = configs[tuple(job)]
             if own is None and config:
                 own = typed_otherwise.get(result_key(flat(asdict(config))))
             if own is not None:
                 found[own] = job
-            elif "${hydra:" in "".join(job):  # a value that only the job knows, as by its number
-                found[position] = job
             else:
                 new.append(job)
+        for job in [job for job in new if "${hydra:" in "".join(job)]:  # only the job knows a value, as by its number
+            of_job = {override.partition("=")[0] for override in job if "${hydra:" in override}
+            wanted = key_without(job, of_job)
+            same = (
+                number
+                for number, record in sorted(records.items())
+                if record and number not in found and key_without(record.overrides, of_job) == wanted
+            )
+            own = next(same, None)
+            if own is not None:
+                found[own] = job
+                new.remove(job)
         if held and not found:
             refuse_other_run(held[min(held)], jobs[0], len(held))
-        free = sorted({*range(len(jobs) + len(held))} - {*held, *found})
-        return dict(sorted([*found.items(), *zip(free, new, strict=False)]))
+        left = sorted({*range(len(jobs) + len(held))} - {*held, *found})
+        return dict(sorted([*found.items(), *zip(left, new, strict=False)]))
 
     def as_begun(self, number: int, job: Sequence[str]) -> Sequence[str]:
         """Return the overrides of a job as they were typed when its run began."""
@@ -452,6 +462,11 @@ def result_key(settings: Mapping[str, Any]) -> str:
     """Return a key that is equal for runs with the same settings, by dotted names, and seed."""
     own = settings_of_result({**settings})
     return json.dumps({name: in_order(name, value) for name, value in own.items()}, sort_keys=True)
+
+
+def key_without(overrides: Sequence[str], names: Set[str]) -> tuple[str, ...]:
+    """Return a key that is equal for jobs of the same overrides but for those of some names."""
+    return key_of([override for override in overrides if override.partition("=")[0] not in names])
 
 
 def keys_of_run(folder: Path) -> list[str]:

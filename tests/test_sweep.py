@@ -848,6 +848,23 @@ def test_a_value_that_follows_from_the_number_of_a_job_keeps_it(tmp_path):
     assert [job.resolved["seed"] for job in read_jobs(tmp_path / "s")] == [0, 1, 2]
 
 
+def test_jobs_with_a_value_of_their_number_are_known_by_their_other_values(tmp_path):
+    """Seeds 3, 2 and 1 after 1 and 2 were 1, 2 and 1: the first job of the command was that of the first folder."""
+    grid = Grid()
+    grid.config, grid.folder, grid.go_on = OmegaConf.create({"dry_run": False}), tmp_path, ""
+    for number in (0, 1):
+        put_job(tmp_path, number, f"seed={number + 1}", f'wandb.notes="n{number}"')
+        (tmp_path / f"{number}/checkpoints").mkdir()
+    jobs = [[f"seed={seed}", 'wandb.notes="n${hydra:job.num}"'] for seed in (3, 2, 1)]
+    unknown = {tuple(job): None for job in jobs}
+    assert grid.numbered(jobs, unknown) == {0: jobs[2], 1: jobs[1], 2: jobs[0]}
+    assert grid.numbered(jobs[1:], unknown) == {0: jobs[2], 1: jobs[1]}
+    with pytest.raises(SettingsError, match="holds a run of `seed=1"):
+        grid.numbered(jobs[:1], unknown)
+    grid.folder = tmp_path / "new"
+    assert grid.numbered(jobs, unknown) == dict(enumerate(jobs))
+
+
 @pytest.mark.slow
 def test_a_runs_folder_is_refused_as_a_sweeps(tmp_path):
     (tmp_path / "run/checkpoints").mkdir(parents=True)
