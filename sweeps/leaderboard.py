@@ -565,6 +565,9 @@ def remedy_for_parts(targets: Iterable[float | None]) -> str:
 
 def settings_of_scored_text(jobs: list[Job], swept: list[str]) -> list[str]:
     """Return those of the swept settings by which jobs were scored on different texts."""
+    hashes = {job.summary.text_hash for job in jobs}
+    if len(hashes) == 1 and None not in hashes:  # copies of one; those of a task have none
+        return []
     read = ("data.val_path", "data.separator", "data.text_field", "data.val_fraction")
     validations = {tuple(job.resolved.get(name) for name in read) for job in jobs}
     # All of one data.val_path is scored, whatever was learned, unless some of that is held out beside it.

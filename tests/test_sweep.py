@@ -109,6 +109,13 @@ def test_a_table_over_several_texts_says_that_its_rows_do_not_compare(tmp_path):
         assert markdown(read_jobs(tmp_path / name)).endswith("|\n" if name == "tokenizer" else note)
 
 
+@pytest.mark.parametrize(("hashes", "told"), [("aa", False), ("ab", True), ((None, None), True)])
+def test_rows_of_copies_of_a_text_compare(tmp_path, hashes, told):
+    for number, text_hash in enumerate(hashes):
+        put_job(tmp_path, number, f"data.path={number}.txt", text_hash=text_hash)
+    assert ("scored on different texts" in markdown(read_jobs(tmp_path))) == told
+
+
 def test_rows_that_learned_other_texts_and_are_scored_on_one_compare(tmp_path):
     def told(folder: str, *jobs: dict[str, str]) -> list[str]:
         for number, typed in enumerate(jobs):
