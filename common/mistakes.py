@@ -53,6 +53,8 @@ def mistakes_explained(explain: Callable[[BaseException], str | None] = lambda e
         pass
     except SystemExit as exiting:
         status = exiting.code if isinstance(exiting.code, int) else 1
+        if isinstance(exiting.code, str):  # as Python prints it
+            print_error(exiting.code)
     except KeyboardInterrupt:
         print_error("stopped by Ctrl-C")
         status = 130

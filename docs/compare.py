@@ -381,6 +381,13 @@ def compare(folder: Path) -> str:
     return f"{text}\ntable     {folder / 'comparison.md'}"
 
 
+def existing(place: str) -> Path:
+    """Return the folder or file that a person names; SettingsError if there is none."""
+    if not Path(place).exists():
+        raise SettingsError(f"{place} does not exist", "give the folder that -m made under multirun/")
+    return Path(place)
+
+
 if __name__ == "__main__":
     with mistakes_explained():
         answer_help(__doc__)

@@ -23,7 +23,7 @@ from benchmarks.paired import interleave, timed
 from cli.eval import scoring_params
 from common.errors import SettingsError
 from common.files import replace_text
-from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
+from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, existing, variants
 from docs.probes import Probes
 from docs.recorded import recorded_jobs
 from generation.config import EvalConfig, TextConfig
@@ -114,9 +114,10 @@ def accuracies(folder: Path) -> dict[str, str]:
 
 if __name__ == "__main__":
     try:
-        folders = [Path(argument) for argument in run_codes(sys.argv[1:])]
-        if len(folders) not in (1, 2) or not folders[0].is_dir():
+        typed = run_codes(sys.argv[1:])
+        if len(typed) not in (1, 2):
             sys.exit(__doc__)
+        folders = [existing(place) for place in typed]
         main(folders[0], folders[1] if len(folders) == 2 else None)
     except SettingsError as error:
         sys.exit(f"error: {error}")

@@ -20,7 +20,7 @@ from common.errors import SettingsError
 from common.files import replace_text
 from common.mistakes import mistakes_explained
 from data.tasks import NO_TARGET, TaskData
-from docs.compare import RATE, SIZE, refuse_several, variants
+from docs.compare import RATE, SIZE, existing, refuse_several, variants
 from docs.estimates import Estimate
 from generation.score import learned_task
 from model.attention.code import run_codes
@@ -36,7 +36,8 @@ HEAD = ("variant", RATE, "seed", "state bytes")
 def main(folder: Path) -> None:
     file = folder / "recall.csv"
     if not file.exists():
-        jobs = [job for job in read_jobs(folder) if job.status == "finished"]
+        # A task has no bits per byte.
+        jobs = [job for job in read_jobs(folder) if job.status == "finished" and job.summary.val_bpb is None]
         if not jobs:
             raise SettingsError(f"{folder} has no finished run of data=recall", "give the folder that -m made")
         refuse_several(folder, jobs, SIZE, "max_steps", "model.block_size")
@@ -91,6 +92,6 @@ def table(runs: list[dict[str, str]]) -> list[list[str]]:
 if __name__ == "__main__":
     with mistakes_explained():
         folders = run_codes(sys.argv[1:])
-        if len(folders) != 1 or not Path(folders[0]).is_dir():
+        if len(folders) != 1:
             sys.exit(__doc__)
-        main(Path(folders[0]))
+        main(existing(folders[0]))

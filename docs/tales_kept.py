@@ -17,6 +17,7 @@ from cli.eval import TALES, write_tales
 from common.files import replace_text
 from common.mistakes import mistakes_explained
 from data.tales import first_slip
+from docs.compare import existing
 from model.attention.code import run_codes
 from runs.checkpoint import open_checkpoint
 from sweeps.leaderboard import csv_text, read_jobs, swept_settings
@@ -60,6 +61,6 @@ def main(place: Path) -> None:
 if __name__ == "__main__":
     with mistakes_explained():
         places = run_codes(sys.argv[1:])
-        if len(places) != 1 or not Path(places[0]).exists():
+        if len(places) != 1:
             sys.exit(__doc__)
-        main(Path(places[0]))
+        main(existing(places[0]))

@@ -33,7 +33,7 @@ from common.text import flat
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare, prepared
 from data.tokenizer import token_bytes
-from docs.compare import RATE, SIZE, refuse_several, variants
+from docs.compare import RATE, SIZE, existing, refuse_several, variants
 from generation.config import EvalConfig
 from generation.score import token_nats
 from model.attention.code import run_codes
@@ -195,8 +195,8 @@ def error_of(differences: list[float]) -> str:
 if __name__ == "__main__":
     try:
         folders = run_codes(sys.argv[1:])
-        if len(folders) != 1 or not Path(folders[0]).is_dir():
+        if len(folders) != 1:
             sys.exit(__doc__)
-        main(Path(folders[0]))
+        main(existing(folders[0]))
     except SettingsError as error:
         sys.exit(f"error: {error}")

@@ -98,6 +98,13 @@ def test_a_message_without_a_handler_steers_no_terminal(monkeypatch):
     assert logging.lastResort.format(logging.makeLogRecord({"msg": "a\x1b[31m"})) == "a␛[31m"
 
 
+def test_a_text_that_ends_a_command_is_printed_as_python_would(capsys):
+    """The usage of docs/recall.py was not: status 1 without a word."""
+    with pytest.raises(SystemExit, match="1"), mistakes_explained():
+        sys.exit("python docs/recall.py FOLDER")
+    assert capsys.readouterr() == ("", "python docs/recall.py FOLDER\n")
+
+
 def test_a_library_whose_machine_code_does_not_fit_is_told_in_a_sentence(tmp_path, monkeypatch):
     """NumPy ends such a fault of its own in 30 lines, and the explanation of the fault imported it again."""
     name = "broken_library"

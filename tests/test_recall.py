@@ -36,10 +36,10 @@ def test_the_bytes_of_a_window_are_those_of_the_rows_that_its_cache_keeps(settin
 def test_runs_are_asked_for_the_pairs_that_fit_and_of_one_width(monkeypatch, tmp_path, capsys):
     """32 pairs do not fit into the 64 ids of the defaults of data=recall."""
     monkeypatch.setattr(recall, "open_checkpoint", lambda place: checkpoint_of())
-    widths = [32, 32]
+    widths, bpb = [32, 32], None
 
     def read_jobs(folder):
-        finished = Summary(status="finished")
+        finished = Summary(status="finished", val_bpb=bpb)
         return [
             Job(tmp_path, f"{seed}", {"seed": f"{seed}"}, finished, resolved={"model.n_embd": width})
             for seed, width in enumerate(widths)
@@ -51,4 +51,7 @@ def test_runs_are_asked_for_the_pairs_that_fit_and_of_one_width(monkeypatch, tmp
     (tmp_path / "recall.csv").unlink()
     widths[0] = 64
     with pytest.raises(SettingsError, match="several values of model.n_embd"):
+        recall.main(tmp_path)
+    bpb = 2.0  # of a text: its checkpoint, without a task, was called damaged
+    with pytest.raises(SettingsError, match="has no finished run of data=recall"):
         recall.main(tmp_path)
