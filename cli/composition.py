@@ -529,8 +529,12 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OverrideParseException):
         quoted = "put a value that has commas, brackets or quotes in both kinds of quotes"
         name, _, value = str(error.override).partition("=")
-        example = 'data.path="notes (1).txt"' if set(value) & set("\"'\\,()[]{}") else f'{name}="{value}"'
-        remedy = f"{quoted}, as in '{example}'; ranges are choice(2,4,8) and range(1,5)"
+        shown = ("data.path", "notes (1).txt") if set(value) & set("\"'\\,()[]{}") else (name, value)
+        example = "'{}=\"{}\"', on Windows \"{}='{}'\"".format(*shown, *shown)  # its PowerShell removes double quotes
+        remedy = f"{quoted}, as in {example}; ranges are choice(2,4,8) and range(1,5)"
+        of_null = re.search(r"(choice|shuffle|sort)\(([^()]*\bnull\b[^()]*)\)", value)
+        if of_null:
+            remedy = f"Hydra's {of_null[1]} takes no null: list the values, as in {name}={of_null[2]}"
         if str(error.override).startswith("hydra.sweeper.variants="):
             remedy = VARIANTS
         if re.match(r"\w*(uniform|normal|rand|space)\w*\(", value):
