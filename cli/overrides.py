@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ def refuse_misread(file: Path) -> None:
     """Raise SettingsError for a value of a file that YAML reads as another than is typed.
 
     Without quotes YAML takes 12:30 for 750, 010 for 8, no for false and 1.10 for 1.1. Raises it too for a byte order
-    mark before the line # @package _global_, which Hydra then passes over.
+    mark before the line # @package _global_, which Hydra then passes over, and for an override in its defaults that
+    comes second.
     """
     from omegaconf import OmegaConf  # mistakes in typed settings are answered before this import
 
@@ -113,6 +115,16 @@ def refuse_misread(file: Path) -> None:
         read = flat({group: OmegaConf.to_container(OmegaConf.load(file))})
     except Exception:  # Hydra finds these mistakes again, and composition.explain() names them
         return
+    counts = Counter(overridden(content))
+    if counts:
+        of_ours = overridden((CONF / "train.yaml").read_text("utf-8"))
+        for group in counts:
+            if group in of_ours:
+                fault = f"conf/train.yaml overrides {group}, so that of {seen_from_here(file)} has no effect"
+                raise SettingsError(fault, "take one of them out")
+            if counts[group] > 1:
+                fault = f"{seen_from_here(file)} overrides {group} {counts[group]} times, and Hydra takes the first"
+                raise SettingsError(fault, "leave the one that is meant")
     for place in written.keys() & read.keys():
         name = place.removeprefix(".").removeprefix("hydra.sweeper.params.")
         hint = hints.get(name)
@@ -127,6 +139,18 @@ def refuse_misread(file: Path) -> None:
                 if hint in TEXT_KINDS:
                     remedy = "put quotes around each text" if isinstance(typed, list) else f"write '{typed}'"
                 raise SettingsError(fault + format_value(value), remedy)
+
+
+def overridden(content: str) -> list[str]:
+    """Return the groups that the defaults of a file of settings override, in order.
+
+    Such a line is `- override /optimizer: muon`.
+    """
+    settings = yaml.load(content, yaml.BaseLoader)
+    defaults = settings.get("defaults") if isinstance(settings, dict) else None
+    items = [item for item in defaults if isinstance(item, dict)] if isinstance(defaults, list) else []
+    names = [name for item in items for name in item if name.startswith("override ")]
+    return [name.removeprefix("override ").strip().lstrip("/") for name in names]
 
 
 def check_options(typed: dict[str, str]) -> None:

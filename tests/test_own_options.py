@@ -162,6 +162,24 @@ def test_a_value_that_yaml_reads_as_another_is_refused(folder, written):
         take_folder([f"--config-dir={folder}"])
 
 
+OVERRIDDEN = {
+    "[override /optimizer: muon, override optimizer: adamw]": "odd.yaml overrides optimizer 2 times, and Hydra takes",
+    "[override /hydra/job_logging: default]": "conf/train.yaml overrides hydra/job_logging, so that of .*odd.yaml has",
+    "[override /optimizer: adamw, override /schedule: cosine]": "",
+    "[small, override /optimizer: adamw]": "",
+}
+
+
+@pytest.mark.parametrize("defaults", OVERRIDDEN)
+def test_an_override_that_comes_second_is_refused_for_hydra_passes_over_it(folder, defaults):
+    (folder / "experiment/odd.yaml").write_text(f"# @package _global_\ndefaults: {defaults}\n")
+    if OVERRIDDEN[defaults]:
+        with pytest.raises(SettingsError, match=OVERRIDDEN[defaults]):
+            take_folder([f"--config-dir={folder}"])
+    else:
+        assert take_folder([f"--config-dir={folder}"])[0] == []
+
+
 def test_values_that_yaml_and_the_command_line_read_alike_are_taken(folder):
     (folder / "schedule").mkdir()
     (folder / "schedule/mine.yaml").write_text("name: cosine\nwarmup_steps: 1e1\n")
