@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import parent_process
 from pathlib import Path
@@ -66,6 +67,18 @@ class Bar(tqdm):
     """
 
     monitor_interval = 0
+
+    @classmethod
+    @contextmanager
+    def external_write_mode(cls, file: Any = None, nolock: bool = False) -> Iterator[None]:
+        """Clear the bars, let somebody write a line, and draw them again below it.
+
+        The line leaves its stream before: a notebook shows stdout and stderr in the order in which they are flushed.
+        """
+        with super().external_write_mode(file, nolock):
+            yield
+            if file or sys.stdout:  # which may be None
+                (file or sys.stdout).flush()
 
 
 Bar.set_lock(threading.RLock())

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import train as train_module
 import training.terminal
+from common.console import Bar
 from data.config import DataConfig
 from data.texts import LEFT_OUT
 from generation.score import ScoringParams, score
@@ -541,6 +542,26 @@ def test_bytes_are_advised_where_most_tokens_of_bpe_are_rare(train_config):
         for tokens, advice in ((59_999, "; for so short a text try tokenizer=byte"), (60_000, "")):
             long = replace(data, tokenizer=bpe, train=np.resize(run.data.train, tokens))
             assert describe(run.config, long, run.model)[1].endswith(f", bpe with 257 ids{advice}")
+
+
+def test_a_line_leaves_its_stream_before_the_bar_is_drawn_again(monkeypatch):
+    """A notebook shows its streams as they are flushed: the bar came first, and the line left it behind."""
+    shown: list[str] = []
+
+    class Stream(io.StringIO):
+        def flush(self) -> None:
+            shown.append(self.getvalue())
+            self.seek(self.truncate(0))
+
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Stream())
+    bar = Bar(total=4, desc="bar", bar_format="{desc} {n}", mininterval=0)
+    shown.clear()
+    Bar.write("line")
+    order = [text.strip() for text in shown if text.strip()]
+    bar.close()
+    monkeypatch.undo()
+    assert order == ["line", "bar 0"]
 
 
 @pytest.mark.long
