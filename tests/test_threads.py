@@ -106,11 +106,25 @@ def test_a_resumed_run_keeps_its_threads_and_omp_num_threads_goes_first(monkeypa
         assert note == " with 4 threads: OMP_NUM_THREADS=8 is more than MKL_NUM_THREADS=4: leave one of them out"
 
 
+@pytest.mark.parametrize(("cores", "left"), [(2, 1), (4, 2), (6, 4), (16, 4)])
+def test_more_threads_than_cores_leave_no_more_to_others(cores, left, monkeypatch):
+    """Of two cores, 1.6 in use, torch.set_num_threads(5) left 3 threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(training_threads, "cores_of_others", lambda: 1.6)
+    monkeypatch.setattr(training_threads.machine, "processors", lambda: cores)
+    given: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    with threads_of_run(None) as note:
+        assert given == [left] and note == f" with {left} of 6 threads, for other programs use 1.6 cores"
+
+
 @pytest.mark.parametrize("passed_over", ["", "0", "all", "1.0", "-1"])
 def test_a_number_of_threads_that_openmp_passes_over_asks_for_none(passed_over, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", passed_over)
     assert threads_asked() is None
     monkeypatch.setattr(training_threads, "cores_of_others", lambda: 1.0)
+    monkeypatch.setattr(training_threads.machine, "processors", lambda: 4)
     given: list[int] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(torch, "set_num_threads", given.append)

@@ -35,8 +35,8 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
     elif asked is None:
         if kept is None:
             others = cores_of_others()
-            threads = max(1, before - round(others))
-            if threads < before:
+            if round(others) and before > 1:
+                threads = max(1, min(before, machine.processors()) - round(others))
                 note = f" with {threads} of {before} threads, for other programs use {others:.1f} cores"
         elif kept <= machine.processors():
             threads = kept
