@@ -70,7 +70,8 @@ def score_text(config: EvalConfig, checkpoints: list[Checkpoint]) -> list[Scores
     # Print a column for each checkpoint, then the difference.
     totals = [each.total for each in scores]
     say(f"text        {text.description}; {plural(totals[0].text_bytes, 'byte')} scored")
-    for note in [*text.notes, *code_notes(checkpoints), *stride_notes(checkpoints, config.stride)]:
+    given = [*code_notes(checkpoints), *stride_notes(checkpoints, config.stride), *mask_notes(checkpoints, params)]
+    for note in [*text.notes, *given]:
         say(f"note        {note}")
     print_columns(checkpoints, totals, TEXT_FIGURES)
     print(f"{'gzip':12}{gzip_bits(checkpoints[0].tokenizer, text.tokens[0]):.4f} bits/byte")
@@ -105,6 +106,14 @@ def code_notes(checkpoints: list[Checkpoint]) -> list[str]:
     files = {checkpoint.meta.config.get("code_hash") for checkpoint in checkpoints} - {None}
     remedy = "where both define one name, score each alone with its own"
     return [f"the two have learned with different files of code=: {remedy}"] if len(files) > 1 else []
+
+
+def mask_notes(checkpoints: list[Checkpoint], params: list[ScoringParams]) -> list[str]:
+    """Return a note on two checkpoints of which one alone keeps documents apart."""
+    seeing = [each.path for each, own in zip(checkpoints, params, strict=True) if own.separator is None]
+    if len(seeing) == len(checkpoints) or not seeing:
+        return []
+    return [f"{seeing[0]} alone predicts a token from the documents before its own too: it has no data.document_mask"]
 
 
 def score_task(config: EvalConfig, checkpoint: Checkpoint) -> list[Evaluation]:
@@ -161,7 +170,7 @@ def scoring_params(checkpoint: Checkpoint, config: EvalConfig) -> ScoringParams:
     dtype = compute_type(checkpoint, config)
     autocast = torch.autocast(checkpoint.model.device.type, dtype=dtype, enabled=dtype != torch.float32)
     with readable(checkpoint.path):
-        document_mask = checkpoint.meta.config.get("data", {}).get("document_mask")
+        document_mask = checkpoint.meta.document_mask
     separator = checkpoint.encoding.eot_token if document_mask and checkpoint.encoding else None
     return ScoringParams(autocast, config.stride, separator)
 

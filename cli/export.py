@@ -11,14 +11,22 @@ from common.console import say
 from common.errors import SettingsError, format_value, naming
 from common.files import user_path, writing
 from common.text import flat, si
+from data.config import DataConfig
 from generation.generate import generate_text
 from interop.card import PRIVATE, model_card, tokenizer_loader, without_folders
 from interop.config import ExportConfig
-from interop.huggingface import find_folder, from_huggingface, note_texts, noted_texts, to_huggingface, version_needed
+from interop.huggingface import (
+    find_folder,
+    from_huggingface,
+    note_training,
+    noted_training,
+    to_huggingface,
+    version_needed,
+)
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
 from model.size import count_parameters
 from pages.demo import demo_page
-from runs.checkpoint import Checkpoint, Progress, open_checkpoint, save_checkpoint
+from runs.checkpoint import Checkpoint, Progress, open_checkpoint, readable, save_checkpoint
 from runs.plugins import run_code
 from training.config import TrainConfig
 
@@ -59,9 +67,10 @@ def import_model(source: str, folder: Path) -> None:
     with naming("import_from", source):
         model = from_huggingface(source)
         tokenizer = read_tokenizer_json(find_folder(source), model.config.vocab_size)
-        learned = Progress(learned=noted_texts(source))
-    settings = TrainConfig(model=model.config, init_from=f"hf:{source}")
-    save_checkpoint(folder, model=model, tokenizer=tokenizer, config=settings, progress=learned)
+        texts, document_mask = noted_training(source)
+    data = DataConfig(document_mask=document_mask)  # as which eval.py scores it
+    settings = TrainConfig(model=model.config, data=data, init_from=f"hf:{source}")
+    save_checkpoint(folder, model=model, tokenizer=tokenizer, config=settings, progress=Progress(learned=texts))
 
 
 def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: str | None = None) -> list[str]:
@@ -73,7 +82,9 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: 
     checkpoint = open_checkpoint(where)
     model = checkpoint.model
     kind = to_huggingface(model, unfinished, checkpoint.tokenizer.eot_token, getattr(torch, dtype) if dtype else None)
-    note_texts(unfinished, checkpoint.meta.texts)
+    with readable(checkpoint.path):
+        document_mask = checkpoint.meta.document_mask
+    note_training(unfinished, checkpoint.meta.texts, document_mask)
     save_tokenizer_json(checkpoint.tokenizer, unfinished, model.config.block_size)
     # The card, with a sample.
     progress = checkpoint.meta.progress

@@ -255,6 +255,8 @@ SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
 TEXTS = "tinygpt_texts"
 """The name in config.json of fingerprints of texts, which transformers keeps as it is."""
+DOCUMENT_MASK = "tinygpt_document_mask"
+"""Likewise, whether the weights have learned with data.document_mask."""
 
 # Settings that may be missing from their config.json.
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout", "dropout")
@@ -369,17 +371,23 @@ def to_huggingface(
     return target.name
 
 
-def note_texts(folder: Path, texts: Sequence[str]) -> None:
-    """Note in config.json the fingerprints of the texts that the weights have learned."""
+def note_training(folder: Path, texts: Sequence[str], document_mask: bool) -> None:
+    """Note in config.json the texts that the weights have learned, and data.document_mask.
+
+    texts: their fingerprints.
+    """
     file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {TEXTS: [*texts]}, indent=2) + "\n")
+    noted = {TEXTS: [*texts], DOCUMENT_MASK: document_mask}
+    file.write_text(json.dumps(json.loads(file.read_text()) | noted, indent=2) + "\n")
 
 
-def noted_texts(where: str) -> list[str]:
-    """Return what note_texts() has noted in a folder, which may be another person's."""
-    texts = json.loads(read_foreign(find_folder(where) / "config.json")).get(TEXTS)
+def noted_training(where: str) -> tuple[list[str], bool]:
+    """Return what note_training() has noted in a folder, which may be another person's."""
+    config = json.loads(read_foreign(find_folder(where) / "config.json"))
+    texts = config.get(TEXTS)
     found = texts if isinstance(texts, list) else []
-    return [text for text in found if isinstance(text, str) and re.fullmatch("[a-z]+-[0-9a-f]{16}", text)]
+    known = [text for text in found if isinstance(text, str) and re.fullmatch("[a-z]+-[0-9a-f]{16}", text)]
+    return known, config.get(DOCUMENT_MASK) is True
 
 
 def version_needed(model: GPT) -> str:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import generation.score
 from cli.eval import score_checkpoints, scoring_params
+from cli.export import write_export
 from common.errors import CheckpointError, DataError, SettingsError
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
@@ -25,6 +26,7 @@ from data.texts import LEFT_OUT
 from data.tokenizer import gzip_bits, make_tokenizer, train_bpe
 from generation.config import EvalConfig, TextConfig
 from generation.score import Scores, ScoringParams, compare, has_split, score, validation_split
+from interop.config import ExportConfig
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from runs.metrics import Evaluation
 from train import train
@@ -526,6 +528,32 @@ def test_logits_that_are_not_finite_are_blamed_on_the_precision_where_there_is_a
     monkeypatch.setattr("cli.eval.generate", mock.Mock(side_effect=FloatingPointError("its logits are not finite")))
     with pytest.raises(CheckpointError, match=r"\(its logits are not finite\): take another one\.$"):
         score_checkpoints(EvalConfig(checkpoint=text_settings["checkpoint"], device="cpu", tales=True))
+
+
+def test_a_mask_of_documents_is_kept_by_an_export_and_told_where_one_of_two_models_lacks_it(
+    tmp_path, capsys, monkeypatch
+):
+    """So an export that is imported again has the figures of its run."""
+    monkeypatch.setattr("cli.export.card_sample", lambda checkpoint: "")
+    text = TextConfig(path=str(tmp_path / "two.txt"))
+    (tmp_path / "two.txt").write_text("one text<|endoftext|>another one")
+    model = random_gpt(vocab_size=BYTE.n_vocab, norm_eps=1e-6, n_layer=1)
+    config = TrainConfig(model=model.config, data=DataConfig(document_mask=True), precision="fp32")
+    save_checkpoint(tmp_path / "run", model=model, tokenizer=BYTE, config=config)
+    write_export(ExportConfig(checkpoint=str(tmp_path / "run"), to=str(tmp_path / "folder")))
+    write_export(ExportConfig(import_from=str(tmp_path / "folder"), to=str(tmp_path / "again")))
+    against, lacking = str(tmp_path / "run"), tmp_path / "folder/config.json"
+    lacking.write_text(lacking.read_text().replace("tinygpt_document_mask", "other"))  # as of an earlier version
+    write_export(ExportConfig(import_from=str(tmp_path / "folder"), to=str(tmp_path / "without")))
+    for name, told in (("again", []), ("without", [str(tmp_path / "without")])):
+        capsys.readouterr()
+        asked = EvalConfig(checkpoint=str(tmp_path / name), against=against, data=text, precision="fp32", device="cpu")
+        first, second = score_checkpoints(asked)
+        notes = re.findall(
+            r"^note +(.*) alone predicts a token from the documents before", capsys.readouterr().out, re.M
+        )
+        assert notes == told
+        assert (np.abs(first.nats - second.nats).max() < 1e-5) == (not told)
 
 
 def test_a_stride_above_block_size_is_told_with_the_one_that_is_read(text_settings, tmp_path, capsys):

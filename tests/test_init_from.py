@@ -34,7 +34,7 @@ from data.prepare import prepared
 from data.tokenizer import make_tokenizer
 from generation.config import EvalConfig, TextConfig
 from interop.config import ExportConfig
-from interop.huggingface import noted_texts
+from interop.huggingface import noted_training
 from model.attention import FORMS
 from model.attention.contract import from_weights
 from model.config import GPTConfig
@@ -672,7 +672,7 @@ def test_an_exported_folder_tells_what_its_weights_have_learned(train_config, tm
     file = tmp_path / "folder/config.json"
     for odd in (None, "text-0123456789abcdef", [1, "../text-0123456789abcdef", "text-0\0", "recall-4"]):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"tinygpt_texts": odd}))
-        assert noted_texts(str(tmp_path / "folder")) == []
+        assert noted_training(str(tmp_path / "folder"))[0] == []
 
 
 def test_settings_that_init_from_leaves_are_told_where_they_were_others(caplog):

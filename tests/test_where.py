@@ -18,6 +18,7 @@ from common.errors import SettingsError
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from docs import where
+from runs.checkpoint import Meta
 from runs.summary import Summary
 from sweeps.leaderboard import Job
 
@@ -70,7 +71,7 @@ def test_the_bits_of_a_model_that_keeps_documents_apart_are_those_of_its_validat
         mergeable_ranks={text: number for number, text in enumerate(sizes)},
         special_tokens={"<|endoftext|>": 60},
     )
-    meta = SimpleNamespace(config={"data": {"document_mask": True}})
+    meta = Meta({"data": {"document_mask": True}})
     checkpoint: Any = SimpleNamespace(model=model, meta=meta, encoding=tokenizer, tokenizer=tokenizer, path=Path())
     (found,) = where.bits(checkpoint, tokens, [np.ones((3, 16), dtype=bool)])
     starts = torch.tensor([[0] * 6 + [6] * 10] * 3)

@@ -13,13 +13,13 @@ from torch import Tensor
 from common.errors import SettingsError, format_value, naming
 from common.files import user_path
 from common.text import hydra_quoted
-from interop.huggingface import find_folder, noted_texts, read_config, read_huggingface
+from interop.huggingface import find_folder, noted_training, read_config, read_huggingface
 from interop.tokenizer import read_tokenizer_json
 from model.attention import SETTINGS, MultiHeadAttention, layer_class
 from model.config import GPTConfig
 from model.gpt import GPT
 from model.weights import load_weights, plain_weights
-from runs.checkpoint import Meta, find_checkpoints, first_intact, open_checkpoint, read_meta, read_settings
+from runs.checkpoint import Meta, Progress, find_checkpoints, first_intact, open_checkpoint, read_meta, read_settings
 from runs.resume import WITHOUT_WEIGHTS, remedy_in_python
 from training.config import TrainConfig
 
@@ -86,20 +86,18 @@ def changes_from(where: str, model: GPTConfig) -> str:
 
 
 def pretrained_meta(where: str | None) -> Meta | None:
-    """Return what init_from's checkpoint says of itself; None for others' models."""
-    if not where or name_of_theirs(where):
+    """Return what init_from's checkpoint says of itself; None without init_from.
+
+    Of a folder of hf:NAME these are the texts and the mask that export.py has noted there.
+    """
+    if not where:
         return None
     with naming("init_from", where):
-        return first_intact(find_checkpoints(where), read_meta, lambda problem: None)  # told as it was opened
-
-
-def texts_of_theirs(where: str | None) -> list[str]:
-    """Return the fingerprints of texts that a folder of hf:NAME has learned.
-
-    None for a checkpoint, of which pretrained_meta() has them.
-    """
-    name = name_of_theirs(where) if where else None
-    return noted_texts(name) if name else []
+        name = name_of_theirs(where)
+        if name is None:
+            return first_intact(find_checkpoints(where), read_meta, lambda problem: None)  # told as it was opened
+        texts, document_mask = noted_training(name)
+        return Meta({"data": {"document_mask": document_mask}}, Progress(learned=texts))
 
 
 def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:

@@ -80,7 +80,7 @@ from training.evaluation import evaluation_tokens, first_sequences
 from training.failures import explain_failures
 from training.guest import WORKSPACE, generator_kept, initial_seed, process_kept, seed_generators
 from training.optimizer import load_optimizer_state, optimizer_state, split_parameters
-from training.pretrained import changes_from, open_pretrained, pretrained_meta, refuse_other_model, texts_of_theirs
+from training.pretrained import changes_from, open_pretrained, pretrained_meta, refuse_other_model
 from training.run import Run, rank_batch_size, steps_to_take
 from training.threads import is_fork, threads_of_run
 from training.wandb import check_key
@@ -192,7 +192,7 @@ def build_run(config: TrainConfig, ranks: Ranks, device: torch.device, saved: Sa
     if saved and ranks.is_first and isinstance(data, TokenDataset) and saved.meta.data != data.fingerprint:
         log.info("text      %s", data.description)  # of a new run the terminal tells it
     before = saved.meta if saved else pretrained_meta(config.init_from)
-    texts = before.texts if before else texts_of_theirs(config.init_from)
+    texts = before.texts if before else []
     learned = None
     if ranks.is_first:
         learned = tell_learned(config, data, texts)
