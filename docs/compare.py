@@ -123,11 +123,12 @@ class VariantResult:
 class Comparison:
     """The results in a sweep's folder, by size.
 
+    of_losses: whether the losses are compared, which needs two seeds or more, and their number fixed beforehand.
     Raises SettingsError for a folder that lacks runs of the baseline.
     """
 
-    def __init__(self, folder: Path) -> None:
-        if (folder / "decide.json").exists():
+    def __init__(self, folder: Path, *, of_losses: bool = True) -> None:
+        if of_losses and (folder / "decide.json").exists():
             problem = f"{folder} is of hydra/sweeper=decide, and a t-test after every pair is often wrong"
             raise SettingsError(problem, "read its decide.md")
         jobs = recorded_jobs(folder)
@@ -170,9 +171,9 @@ class Comparison:
             raise SettingsError(problem, "let one finish; docs/recall.py tabulates runs of data=recall")
         for size in self.sizes:
             count = len(self.picks[size, self.baseline])
-            if count < 2:
+            if count < 1 + of_losses:
                 problem = f"{folder}: the baseline, {self.baseline}, is finished for {count} seeds{at(size)}"
-                raise SettingsError(problem, "let it finish two or more")
+                raise SettingsError(problem, f"let it finish {'two' if of_losses else 'one'} or more")
         self.measured = read_measured(folder / "measured.csv")
         counts = sorted({len(seeds) for seeds in self.seeds.values()})
         self.notes = [f"Seeds of a variant: {', '.join(map(str, counts))}."]

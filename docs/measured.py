@@ -3,9 +3,10 @@
     python docs/measured.py FOLDER [RECALL] [code=FILE]
 
 Writes FOLDER/measured.csv, whose columns `python docs/compare.py FOLDER` adds to its table, and FOLDER/rounds.csv,
-the seconds of each round. FOLDER is a sweep that compares variants, RECALL a sweep of data=recall with the same
-variants. Speed is the median, over ROUNDS interleaved rounds, of the baseline's time per training step divided by the
-variant's; the machine must be otherwise idle. Memory is predicted as by dry_run=true.
+the seconds of each round. FOLDER is a sweep that compares variants, or a comparison by hydra/sweeper=decide; one run
+of each suffices. RECALL is a sweep of data=recall with the same variants. Speed is the median, over ROUNDS interleaved
+rounds, of the baseline's time per training step divided by the variant's; the machine must be otherwise idle. Memory
+is predicted as by dry_run=true.
 """
 
 import math
@@ -42,7 +43,7 @@ WARM_UP = 3
 
 
 def main(folder: Path, recall: Path | None) -> None:
-    comparison, rows, rounds = Comparison(folder), [], []
+    comparison, rows, rounds = Comparison(folder, of_losses=False), [], []
     answered = {} if recall is None else accuracies(recall)
     for size in comparison.sizes:
         by_variant = {variant: picks for (at, variant), picks in comparison.picks.items() if at == size and picks}

@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from runs.summary import NUMBERS, TEXTS, Summary
+from sweeps.decide import RECORD
 from sweeps.leaderboard import Job, distinct, read_jobs
+
+
+def baseline_first(sweep: Path) -> list[Job]:
+    """Return the jobs that ran in a sweep's folder, by number.
+
+    Of hydra/sweeper=decide those of the first variant come first: a coin has chosen which job of a seed ran first.
+    """
+    jobs = read_jobs(sweep)
+    is_pairs = (sweep / RECORD).exists()
+    return sorted(jobs, key=lambda job: is_pairs and not job.name.endswith("-0"))  # the job SEED-VARIANT
 
 
 def recorded_jobs(sweep: Path) -> list[Job]:
@@ -14,7 +25,7 @@ def recorded_jobs(sweep: Path) -> list[Job]:
 
     A leaderboard.csv that is missing or cannot be read has none.
     """
-    jobs = read_jobs(sweep)
+    jobs = baseline_first(sweep)
     if jobs:
         return jobs
     # A program that has saved the table again may have put a mark or a column before the first one, and empty rows at

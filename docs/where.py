@@ -34,11 +34,12 @@ from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare, prepared
 from data.tokenizer import token_bytes
 from docs.compare import RATE, SIZE, existing, refuse_several, variants
+from docs.recorded import baseline_first
 from generation.config import EvalConfig
 from generation.score import token_nats
 from model.attention.code import run_codes
 from runs.checkpoint import Checkpoint, open_checkpoint
-from sweeps.leaderboard import Job, csv_text, read_jobs
+from sweeps.leaderboard import Job, csv_text
 
 WORDS = 16
 QUARTERS = 4
@@ -57,7 +58,7 @@ COLUMNS = (
 
 def main(folder: Path) -> None:
     # Group the finished runs by variant and learning rate.
-    jobs = [job for job in read_jobs(folder) if job.status == "finished" and job.summary.val_loss is not None]
+    jobs = [job for job in baseline_first(folder) if job.status == "finished" and job.summary.val_loss is not None]
     if not jobs:
         raise SettingsError(f"{folder} has no finished run", "give the folder of a sweep")
     refuse_others(folder, jobs)

@@ -113,6 +113,26 @@ def test_measurements_have_a_row_for_each_size_and_variant_and_speeds_relative_t
     assert table(tmp_path)["mla", "96"]["× tokens/s"] == "0.50 ± 0.00"
 
 
+def test_speeds_of_a_comparison_of_one_pair_are_relative_to_its_first_variant_whichever_ran_first(
+    tmp_path, monkeypatch
+):
+    put_job(tmp_path, 0, "seed=1", "attention=sdpa+gate", val_bpb=1.0)
+    put_job(tmp_path, 1, "seed=1", "attention=sdpa", val_bpb=2.0)
+    for number, name in enumerate(("1-1", "1-0")):  # SEED-VARIANT: a coin has chosen the second variant
+        (tmp_path / str(number)).rename(tmp_path / name)
+    (tmp_path / "decide.json").touch()
+    model = SimpleNamespace(config=SimpleNamespace(position="learned"))
+    monkeypatch.setattr(measured, "open_checkpoint", lambda where: SimpleNamespace(model=model))
+    monkeypatch.setattr(measured, "times", lambda opened: {name: [1.0 + ("gate" in name)] * 3 for name in opened})
+    monkeypatch.setattr(measured, "memory", lambda checkpoint: 5_000_000)
+    measured.main(tmp_path, None)
+    with (tmp_path / "measured.csv").open() as file:
+        assert {row["variant"]: row["× tokens/s"] for row in csv.DictReader(file)} == {
+            "sdpa": "1.0000",
+            "sdpa+gate": "0.5000",
+        }
+
+
 @pytest.mark.slow
 def test_a_known_factor_of_compute_is_found_at_both_sizes(tmp_path):
     put_sweep(tmp_path, GAINS)
