@@ -170,7 +170,7 @@ def scoring_params(checkpoint: Checkpoint, config: EvalConfig) -> ScoringParams:
     dtype = compute_type(checkpoint, config)
     autocast = torch.autocast(checkpoint.model.device.type, dtype=dtype, enabled=dtype != torch.float32)
     with readable(checkpoint.path):
-        document_mask = checkpoint.meta.document_mask
+        document_mask = checkpoint.meta.config.get("data", {}).get("document_mask")
     separator = checkpoint.encoding.eot_token if document_mask and checkpoint.encoding else None
     return ScoringParams(autocast, config.stride, separator)
 

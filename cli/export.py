@@ -26,7 +26,7 @@ from interop.huggingface import (
 from interop.tokenizer import read_tokenizer_json, save_tokenizer_json
 from model.size import count_parameters
 from pages.demo import demo_page
-from runs.checkpoint import Checkpoint, Progress, open_checkpoint, readable, save_checkpoint
+from runs.checkpoint import Checkpoint, Progress, open_checkpoint, save_checkpoint
 from runs.plugins import run_code
 from training.config import TrainConfig
 
@@ -67,9 +67,8 @@ def import_model(source: str, folder: Path) -> None:
     with naming("import_from", source):
         model = from_huggingface(source)
         tokenizer = read_tokenizer_json(find_folder(source), model.config.vocab_size)
-        texts, document_mask = noted_training(source)
-    data = DataConfig(document_mask=document_mask)  # as which eval.py scores it
-    settings = TrainConfig(model=model.config, data=data, init_from=f"hf:{source}")
+        texts, data = noted_training(source)
+    settings = TrainConfig(model=model.config, data=DataConfig(**data), init_from=f"hf:{source}")
     save_checkpoint(folder, model=model, tokenizer=tokenizer, config=settings, progress=Progress(learned=texts))
 
 
@@ -82,9 +81,7 @@ def export_checkpoint(where: str | None, unfinished: Path, folder: Path, dtype: 
     checkpoint = open_checkpoint(where)
     model = checkpoint.model
     kind = to_huggingface(model, unfinished, checkpoint.tokenizer.eot_token, getattr(torch, dtype) if dtype else None)
-    with readable(checkpoint.path):
-        document_mask = checkpoint.meta.document_mask
-    note_training(unfinished, checkpoint.meta.texts, document_mask)
+    note_training(unfinished, checkpoint.meta.texts, checkpoint.meta.config.get("data") or {})
     save_tokenizer_json(checkpoint.tokenizer, unfinished, model.config.block_size)
     # The card, with a sample.
     progress = checkpoint.meta.progress

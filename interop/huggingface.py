@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from common.errors import HuggingFaceError, SettingsError, format_value
 from common.files import read_foreign, regular
 from common.settings import build
 from common.text import plural
+from data.config import DataConfig
 from interop import WRITTEN, find_folder, first_names, importing
 from model.attention import SOFTMAX
 from model.attention.layer import NORM_EPS
@@ -255,8 +256,10 @@ SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5")
 TEXTS = "tinygpt_texts"
 """The name in config.json of fingerprints of texts, which transformers keeps as it is."""
-DOCUMENT_MASK = "tinygpt_document_mask"
-"""Likewise, whether the weights have learned with data.document_mask."""
+DATA = "tinygpt_data"
+"""Likewise, of the settings READING of the run."""
+READING = ("document_mask", "separator", "text_field")
+"""Settings of data by which eval.py reads a text as in training, and keeps its documents apart."""
 
 # Settings that may be missing from their config.json.
 OPTIONAL = ("n_inner", "n_kv_head", "head_size", "attention_dropout", "dropout")
@@ -371,23 +374,28 @@ def to_huggingface(
     return target.name
 
 
-def note_training(folder: Path, texts: Sequence[str], document_mask: bool) -> None:
-    """Note in config.json the texts that the weights have learned, and data.document_mask.
+def note_training(folder: Path, texts: Sequence[str], data: Mapping[str, Any]) -> None:
+    """Note in config.json the texts that the weights have learned, and how they were read.
 
-    texts: their fingerprints.
+    texts: their fingerprints; data: settings of data, of which READING are noted.
     """
     file = folder / "config.json"
-    noted = {TEXTS: [*texts], DOCUMENT_MASK: document_mask}
+    noted = {TEXTS: [*texts], DATA: {name: data[name] for name in READING if name in data}}
     file.write_text(json.dumps(json.loads(file.read_text()) | noted, indent=2) + "\n")
 
 
-def noted_training(where: str) -> tuple[list[str], bool]:
+def noted_training(where: str) -> tuple[list[str], dict[str, Any]]:
     """Return what note_training() has noted in a folder, which may be another person's."""
     config = json.loads(read_foreign(find_folder(where) / "config.json"))
-    texts = config.get(TEXTS)
+    texts, data = config.get(TEXTS), config.get(DATA)
     found = texts if isinstance(texts, list) else []
     known = [text for text in found if isinstance(text, str) and re.fullmatch("[a-z]+-[0-9a-f]{16}", text)]
-    return known, config.get(DOCUMENT_MASK) is True
+    read = {name: data[name] for name in READING if name in data} if isinstance(data, dict) else {}
+    try:
+        DataConfig(**read)
+    except SettingsError:  # of somebody else, or of another version
+        read = {}
+    return known, read
 
 
 def version_needed(model: GPT) -> str:

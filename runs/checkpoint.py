@@ -153,11 +153,6 @@ class Meta:
         """The fingerprints of all texts that the weights have learned, the latest first."""
         return [*dict.fromkeys(filter(None, [self.data, *self.progress.learned]))]
 
-    @property
-    def document_mask(self) -> bool:
-        """Whether the weights have learned with data.document_mask."""
-        return bool(self.config.get("data", {}).get("document_mask"))
-
 
 @dataclass
 class Checkpoint:

@@ -24,7 +24,7 @@ from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from data.texts import LEFT_OUT
 from data.tokenizer import gzip_bits, make_tokenizer, train_bpe
-from generation.config import EvalConfig, TextConfig
+from generation.config import AS_TRAINED, EvalConfig, TextConfig
 from generation.score import Scores, ScoringParams, compare, has_split, score, validation_split
 from interop.config import ExportConfig
 from runs.checkpoint import open_checkpoint, save_checkpoint
@@ -530,21 +530,26 @@ def test_logits_that_are_not_finite_are_blamed_on_the_precision_where_there_is_a
         score_checkpoints(EvalConfig(checkpoint=text_settings["checkpoint"], device="cpu", tales=True))
 
 
-def test_a_mask_of_documents_is_kept_by_an_export_and_told_where_one_of_two_models_lacks_it(
+def test_an_export_keeps_how_texts_were_read_and_a_mask_that_one_of_two_models_lacks_is_told(
     tmp_path, capsys, monkeypatch
 ):
     """So an export that is imported again has the figures of its run."""
     monkeypatch.setattr("cli.export.card_sample", lambda checkpoint: "")
-    text = TextConfig(path=str(tmp_path / "two.txt"))
-    (tmp_path / "two.txt").write_text("one text<|endoftext|>another one")
+    text = TextConfig(path=str(tmp_path / "two.txt"), separator="\\n")
+    (tmp_path / "two.txt").write_text("one text\nanother one")
     model = random_gpt(vocab_size=BYTE.n_vocab, norm_eps=1e-6, n_layer=1)
-    config = TrainConfig(model=model.config, data=DataConfig(document_mask=True), precision="fp32")
+    data = DataConfig(document_mask=True, separator="\\n")
+    config = TrainConfig(model=model.config, data=data, precision="fp32")
     save_checkpoint(tmp_path / "run", model=model, tokenizer=BYTE, config=config)
     write_export(ExportConfig(checkpoint=str(tmp_path / "run"), to=str(tmp_path / "folder")))
     write_export(ExportConfig(import_from=str(tmp_path / "folder"), to=str(tmp_path / "again")))
     against, lacking = str(tmp_path / "run"), tmp_path / "folder/config.json"
-    lacking.write_text(lacking.read_text().replace("tinygpt_document_mask", "other"))  # as of an earlier version
+    lacking.write_text(lacking.read_text().replace("tinygpt_data", "other"))  # as of an earlier version
     write_export(ExportConfig(import_from=str(tmp_path / "folder"), to=str(tmp_path / "without")))
+    (alone,) = score_checkpoints(
+        EvalConfig(checkpoint=str(tmp_path / "again"), data=replace(text, separator=AS_TRAINED))
+    )
+    assert alone.bytes.sum() == len("one text") + len("another one")
     for name, told in (("again", []), ("without", [str(tmp_path / "without")])):
         capsys.readouterr()
         asked = EvalConfig(checkpoint=str(tmp_path / name), against=against, data=text, precision="fp32", device="cpu")

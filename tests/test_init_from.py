@@ -675,6 +675,14 @@ def test_an_exported_folder_tells_what_its_weights_have_learned(train_config, tm
         assert noted_training(str(tmp_path / "folder"))[0] == []
 
 
+@pytest.mark.parametrize(
+    "odd", [None, [1], {"document_mask": "yes"}, {"separator": 3}, {"path": "/etc/passwd"}], ids=str
+)
+def test_settings_that_a_strangers_folder_notes_are_those_of_reading_or_none(tmp_path, odd):
+    (tmp_path / "config.json").write_text(json.dumps({"tinygpt_data": odd}))
+    assert noted_training(str(tmp_path)) == ([], {})
+
+
 def test_settings_that_init_from_leaves_are_told_where_they_were_others(caplog):
     def told(its: TrainConfig, ours: TrainConfig) -> list[str]:
         caplog.clear()

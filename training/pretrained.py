@@ -88,7 +88,7 @@ def changes_from(where: str, model: GPTConfig) -> str:
 def pretrained_meta(where: str | None) -> Meta | None:
     """Return what init_from's checkpoint says of itself; None without init_from.
 
-    Of a folder of hf:NAME these are the texts and the mask that export.py has noted there.
+    Of a folder of hf:NAME these are the texts and settings that export.py has noted there.
     """
     if not where:
         return None
@@ -96,8 +96,8 @@ def pretrained_meta(where: str | None) -> Meta | None:
         name = name_of_theirs(where)
         if name is None:
             return first_intact(find_checkpoints(where), read_meta, lambda problem: None)  # told as it was opened
-        texts, document_mask = noted_training(name)
-        return Meta({"data": {"document_mask": document_mask}}, Progress(learned=texts))
+        texts, data = noted_training(name)
+        return Meta({"data": data}, Progress(learned=texts))
 
 
 def inherit(found: GPTConfig, asked: GPTConfig) -> GPTConfig:
