@@ -163,6 +163,7 @@ def test_a_forked_process_computes_with_one_thread_for_those_of_its_parent_are_n
 def test_the_checkpoint_names_the_threads_with_which_the_run_goes_on(train_config, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(training_threads, "cores_of_others", lambda: 1.0)
+    monkeypatch.setattr(training_threads.machine, "processors", lambda: 3)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
