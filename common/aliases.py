@@ -74,7 +74,13 @@ NAMES = {
     ),
     "data.path: each of its words counts, those of questions too; there is no loss on answers alone": """
         train_on_prompt train_on_prompts train_on_inputs mask_prompt mask_inputs mask_user_labels completion_only_loss
-        assistant_only_loss answer_only_loss train_on_responses_only prompt_loss_weight loss_on_prompt
+        assistant_only_loss answer_only_loss train_on_responses_only prompt_loss_weight loss_on_prompt train_on_input
+        dataset.train_on_input loss_mask mask_history response_template roles_to_train train_on_turn
+    """,
+    "data.text_field: one field is the text; docs/data.md makes it of several, or of the turns of a conversation": """
+        chat_template prompt_template instruction_template field_messages messages_field messages_key messages_column
+        conversation_column instruction_column input_column output_column prompt_column response_column column_map
+        column_mapping text_columns
     """,
     "data.document_mask: documents follow one another in a window, without padding; true keeps them apart": """
         packing packed sample_packing group_by_length pad_to_max_length padding pad_token pad_token_id
