@@ -26,7 +26,7 @@ from data.fields import Record
 from data.json_records import json_array, json_records, whole_number
 from data.opening import is_named
 from data.tables import csv_header, csv_records, refuse_excels_line, refuse_lines_before, repeats_names
-from data.tokenizer import END_OF_TEXT, encode_text, replace_surrogates
+from data.tokenizer import END_OF_TEXT, encode_text, replace_surrogates, special_names
 from generation.config import SEEDS, SampleConfig, SamplingParams
 from generation.generate import encode_prompt, generate
 from runs.checkpoint import WEIGHTS, Checkpoint
@@ -95,7 +95,7 @@ def tell_stop(stop: Iterable[str]) -> None:
 
 def tell_tokens(tokenizer: tiktoken.Encoding, prompts: Iterable[str]) -> None:
     """Tell of an imported tokenizer's special tokens in prompts, which are letters here."""
-    names = [name for name in tokenizer._special_tokens if name != END_OF_TEXT]
+    names = special_names(tokenizer)
     found = [[name for name in names if name in prompt] for prompt in prompts]
     count = sum(map(bool, found))
     if count:

@@ -48,6 +48,7 @@ from data.tokenizer import (
     same_ids,
     same_tokens,
     save_tokenizer,
+    special_names,
     tokenizer_content,
 )
 
@@ -246,6 +247,9 @@ def make_folder(
     with replacing(folder, shared=True) as unfinished:
         # Split, train the tokenizer, encode.
         unfinished.mkdir()
+        if isinstance(tokenizer, Encoding):  # that of a trained model
+            for each in filter(None, (source, validation)):
+                each.special = special_names(tokenizer)
         split = Split(source, config.validation_fraction)
         source.refuse_idle_separator()
         if not validation or {*validation.formats.values()} == {"text"}:

@@ -174,6 +174,8 @@ class Source:
         self.fingerprint = fingerprint(files, *asked, *filter(None, added))
         """A hash that changes if the text may have changed."""
         self.checked: dict[str, Damage | NotText | None] = {}
+        self.special: list[str] = []
+        """The names of the special tokens of a trained model, whose letters in the text are told."""
         self._begin_reading()
 
     def _begin_reading(self) -> None:
@@ -407,17 +409,20 @@ class Source:
             self._note(f"Files of JSON after an assignment, read as they are ({command} leaves it out)", 1, file)
 
     def _with_text(self, documents: Iterable[Iterable[str]], where: str) -> Iterator[Iterable[str]]:
-        """Yield the documents that have text, and note other programs' marks in them."""
+        """Yield the documents that have text, and note in them other programs' marks and names of special tokens."""
         counts = Counter[str]()
         for document in documents:
             texts = iter(document)
             first = next(texts, None)
             if first is not None:  # it may be "", if line ends after a separator are longer than a piece
-                counts.update({*FOREIGN_MARK.findall(first)})
+                marks = [*FOREIGN_MARK.findall(first), *(name for name in self.special if name in first)]
+                counts.update(dict.fromkeys(marks, 1))
                 yield chain([first], texts)
         for mark, number in counts.items():
             remedy = f"sed 's/{mark}//g' removes it"
-            if re.match(r"(?i)<\|?e", mark):
+            if not FOREIGN_MARK.fullmatch(mark):
+                remedy = "docs/library.md writes the id of this special token in their place"
+            elif re.match(r"(?i)<\|?e", mark):
                 remedy = f"{shlex.quote(f'data.separator={mark}')} ends documents there"
             self._note(f"Documents with {mark}, whose letters the model learns ({remedy})", number, where)
 

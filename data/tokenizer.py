@@ -87,6 +87,11 @@ def _encoding(name: str, ranks: dict[bytes, int], pattern: str) -> tiktoken.Enco
     return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
 
+def special_names(encoding: tiktoken.Encoding) -> list[str]:
+    """Return the special tokens besides <|endoftext|>, whose names in a text are letters here."""
+    return [name for name in encoding._special_tokens if name != END_OF_TEXT]
+
+
 def token_bytes(encoding: tiktoken.Encoding) -> np.ndarray:
     """Return each id's length in bytes, int64 (V,): 0 for special and unused ids.
 

@@ -21,7 +21,7 @@ from data.config import DataConfig, TokenizerConfig, check_source
 from data.prepare import FOLDER, TOLD_SHARE, has_hash, learned_share, prepare, prepared
 from data.tasks import TaskData
 from data.texts import Source
-from data.tokenizer import decode_documents, encode_text, same_tokens, token_bytes
+from data.tokenizer import decode_documents, encode_text, same_tokens, special_names, token_bytes
 from generation.config import AS_TRAINED, TextConfig
 from model.gpt import GPT
 from runs.checkpoint import TOKENIZER, Checkpoint, code_wanted, readable
@@ -193,6 +193,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
     notes: list[str] = []
     if text.is_given:
         source = text_source(text, checkpoints[0])
+        source.special = special_names(first)
         documents = ["".join(pieces) for pieces in source.documents()]
         if text.separator != AS_TRAINED:
             source.refuse_idle_separator()

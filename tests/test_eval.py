@@ -11,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tiktoken
 import torch
 from conftest import random_gpt, run_here, some
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ from common.errors import CheckpointError, DataError, SettingsError
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare
 from data.texts import LEFT_OUT
-from data.tokenizer import gzip_bits, make_tokenizer, train_bpe
+from data.tokenizer import END_OF_TEXT, gzip_bits, make_tokenizer, train_bpe
 from generation.config import AS_TRAINED, EvalConfig, TextConfig
 from generation.score import Scores, ScoringParams, compare, has_split, score, validation_split
 from interop.config import ExportConfig
@@ -287,6 +288,19 @@ def test_another_tokenizer_reads_the_documents_of_the_validation_split_and_no_ot
     pair = [open_checkpoint(str(save(tmp_path / str(n), 1, each))) for n, each in enumerate((BYTE, bpe))]
     own, other = generation.score.load_text(TextConfig(), pair).tokens
     assert own is tokens and other.tolist() == [bpe.eot_token, *bpe.encode("abab"), bpe.eot_token, *bpe.encode("c")]
+
+
+def test_names_of_special_tokens_in_a_scored_text_are_told_to_be_letters(tmp_path):
+    special = {END_OF_TEXT: 256, "<|turn|>": 257}
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    named = tiktoken.Encoding("named", pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens=special)
+    file = tmp_path / "a.txt"
+    file.write_text(f"<|turn|>one{END_OF_TEXT}two")
+    checkpoint = open_checkpoint(str(save(tmp_path / "named", 1, named)))
+    text = generation.score.load_text(TextConfig(path=str(file)), [checkpoint])
+    assert text.tokens[0].tolist() == [256, *b"<|turn|>one", 256, *b"two"]
+    remedy = "docs/library.md writes the id of this special token in their place"
+    assert text.notes == [f"Documents with <|turn|>, whose letters are scored ({remedy}): 1, first in {file}."]
 
 
 @pytest.mark.slow

@@ -112,6 +112,32 @@ def test_a_folder_of_the_cache_is_nanogpts_train_bin_and_val_bin(tmp_path, text_
     assert (prepare.token_dtype(65_536), prepare.token_dtype(65_537)) == (np.dtype("<u2"), np.dtype("<u4"))
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+def test_the_names_of_a_models_special_tokens_in_its_next_text_are_told_to_be_letters(tmp_path, suffix):
+    turns = [f"<|user|>What is {number}?<|bot|>" + f"It is {number}." * (number % 2) for number in range(40)]
+    turns[7] = "<|bot|> alone"
+    file = tmp_path / f"chat{suffix}"
+    if suffix == ".txt":
+        file.write_text(END_OF_TEXT.join(turns))
+    else:
+        write_jsonl(file, turns)
+    held = tmp_path / f"held{suffix}"
+    held.write_text(json.dumps({"text": "<|bot|>"}) if suffix == ".jsonl" else "<|bot|>")
+    special = {END_OF_TEXT: 256, "<|user|>": 257, "<|bot|>": 258, "<|tool|>": 259}
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    named = tiktoken.Encoding("named", pat_str=r"[\s\S]", mergeable_ranks=ranks, special_tokens=special)
+    data = prepared(tmp_path, file, encoding=named, log=(log := []), val_path=str(held))
+    remedy = "docs/library.md writes the id of this special token in their place"
+    assert log[1:] == [
+        f"Documents with <|user|>, whose letters the model learns ({remedy}): 39, first in {file}.",
+        f"Documents with <|bot|>, whose letters the model learns ({remedy}): 40, first in {file}.",
+        f"Documents with <|bot|>, whose letters are scored ({remedy}): 1, first in {held}.",
+    ]
+    assert len(data.train) == sum(len(turn) + 1 for turn in turns) and data.train.max() == 256
+    prepared(tmp_path, file, log=(log := []))
+    assert len(log) == 1, "a tokenizer without the names says nothing"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [100_000, 10**9])
 def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monkeypatch, head):
