@@ -482,7 +482,8 @@ def run_job(cfg: DictConfig) -> Any:
             config = to_settings(cfg, parse_overrides(own.overrides.task))
             if begun and has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
                 config = replace(config, resume=str(folder), init_from=None)
-            loss = with_torch().train_or_plan(config, threads_of_sweep(Path(own.sweep.dir)))
+            of_first = None if cfg.dry_run else threads_of_sweep(Path(own.sweep.dir))
+            loss = with_torch().train_or_plan(config, of_first)
         except SettingsError as error:
             of_drawn = of_search(error, varied) if own.runtime.choices["hydra/sweeper"] == "optuna" else None
             if of_drawn is None:

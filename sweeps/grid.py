@@ -289,9 +289,9 @@ class Grid(Sweeper):
 
     def as_begun(self, number: int, job: Sequence[str]) -> Sequence[str]:
         """Return the overrides of a job as they were typed when its run began."""
-        folder, _ = self.attempts().get(number, (self.folder, 0))
-        record = read_job(folder)
-        if record is None or not has_run(folder) or key_of(record.overrides) == key_of(job):
+        folder, _ = self.attempts().get(number, (None, 0))
+        record = read_job(folder) if folder and has_run(folder) else None
+        if record is None or key_of(record.overrides) == key_of(job):
             return job
         return [*record.overrides, *(override for override in job if override.startswith("allow_changes="))]
 
@@ -358,6 +358,8 @@ class Grid(Sweeper):
 
     def attempts(self) -> dict[int, tuple[Path, int]]:
         """Return the folder of each job that has begun, and when it began, by its number."""
+        if self.config.dry_run:  # which begins none, in a folder that may hold other sweeps
+            return {}
         files = self.folder.glob("*/**/job.json")
         return {
             record.number: (file.parent, file.stat().st_mtime_ns) for file in files if (record := read_job(file.parent))

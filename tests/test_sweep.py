@@ -820,6 +820,19 @@ def test_a_run_is_one_job_whose_words_are_known_though_others_now_have_its_setti
         sweeper.numbered([other], {other: now})
 
 
+def test_a_dry_run_plans_the_jobs_that_are_typed_whatever_runs_are_in_its_folder(tmp_path):
+    """Its folder is the current one: job 0 of the sweep below it was trained, in place of a plan."""
+    sweeper = Grid()
+    sweeper.folder, sweeper.config = tmp_path, OmegaConf.create({"dry_run": True})
+    for folder in (tmp_path, tmp_path / "0", tmp_path / "multirun/day/time/0"):
+        put_job(folder.parent, int(folder.name) if folder.name == "0" else 0, "a=1", "seed=1")
+    shutil.copy(tmp_path / "0/job.json", tmp_path)  # as in the folder of a job
+    shutil.copy(tmp_path / "0/summary.json", tmp_path)
+    jobs = [["a=2", "dry_run=true"], ["a=3", "dry_run=true"]]
+    numbered = sweeper.numbered(jobs, {})
+    assert [sweeper.as_begun(number, job) for number, job in numbered.items()] == jobs
+
+
 @pytest.mark.slow
 def test_a_sweep_goes_on_with_its_settings_however_they_are_typed(tmp_path):
     """Of another spelling, order or a default that was typed now, it said that its runs were others."""
