@@ -32,9 +32,16 @@ LARGEST = 1 << 28
 def user_path(setting: str, path: str) -> Path:
     """Return the path that a setting gives, with ~ expanded; it need not exist.
 
-    Raises SettingsError if ~NAME is no user, for a drive of Windows elsewhere, for signs of a shell in a path that does
-    not exist, or if the system refuses the path: a name is too long, links form a loop, a folder on the way is closed.
+    Raises SettingsError if ~NAME is no user, for a drive of Windows elsewhere, for signs of a shell or control
+    characters in a path that does not exist, or if the system refuses the path: a name is too long, links form a loop,
+    a folder on the way is closed.
     """
+    # Up to the last name that has such a character, as YAML makes of a Windows path between double quotes.
+    controlled = re.match(r".*[\0-\x1f\x7f-\x9f\u2028\u2029][^/]*", str(path), re.DOTALL)
+    if controlled and not os.path.lexists(controlled[0]):
+        fault = "has characters that a backslash and a letter stand for"
+        remedy = "write it with /, or put it in single quotes, between which YAML leaves a backslash as it is"
+        raise SettingsError(fault, remedy, setting=setting, value=path)
     drive, colon, below = str(path).partition(":")
     if os.name == "posix" and re.fullmatch("[A-Za-z]", drive) and colon and not os.path.lexists(path):
         # Without its backslashes, which a shell takes, the rest is not known.

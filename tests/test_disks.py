@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from conftest import first_of
 from safetensors.torch import load_file
 from sweeping import ROOT, cells, command, put_job, tiny
@@ -395,6 +396,22 @@ def test_signs_that_a_shell_would_take_are_told_unless_a_file_has_them(typed, tm
     assert command == f"data.path={meant}" and user_path("data.path", meant) == Path(meant)
     Path(typed).touch()
     assert user_path("data.path", typed) == Path(typed)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no name has these characters")
+@pytest.mark.parametrize(
+    "typed", [r"C:\new\texts", r"C:\Program\Notes", r"runs/a\nb", r"day\_1/\Library/x", r"a\tb/new"]
+)
+def test_a_path_that_yaml_has_changed_between_double_quotes_is_refused_unless_it_is_there(typed, tmp_path, monkeypatch):
+    """A run made a folder with a line end in its name."""
+    monkeypatch.chdir(tmp_path)
+    (read,) = yaml.safe_load(f'["{typed}"]')
+    with pytest.raises(SettingsError, match="has characters that a backslash and a letter stand for: .* single quotes"):
+        user_path("run_dir", read)
+    assert yaml.safe_load(f"['{typed}']") == [typed]  # the remedy
+    Path(read).parent.mkdir(parents=True, exist_ok=True)
+    Path(read).mkdir(exist_ok=True)
+    assert user_path("run_dir", f"./{read}/new") == Path(read) / "new"
 
 
 @pytest.mark.parametrize("path", ["it's", '"a" and "b"', r"a\b", "'", "it's a dog's.txt", '"a","b"'])
