@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException
 from hydra.plugins.sweeper import Sweeper
@@ -83,7 +83,9 @@ class Search(Sweeper):
     def read(self, arguments: Sequence[str]) -> list[str]:
         """Return the overrides with choices alone in place of glob() and of ranges among values."""
         parser = OverridesParser.create(config_loader=self.loader)
-        return [*map(as_choices, parser.parse_overrides([*arguments]))]
+        # Of a range alone the plugin's grid leaves the last value out, and more if its step is a fraction.
+        is_grid = self.config.hydra.runtime.choices.get("hydra/sweeper/sampler") == "grid"
+        return [as_choices(override, is_grid) for override in parser.parse_overrides([*arguments])]
 
     @contextmanager
     def errors_named(self) -> Iterator[None]:
@@ -127,13 +129,14 @@ class Search(Sweeper):
         return SettingsError(f"{self.name} gave up ({said})", "change the ranges, or the settings of hydra.sweeper")
 
 
-def as_choices(override: Override) -> str:
+def as_choices(override: Override, is_grid: bool = False) -> str:
     """Return an override with its values in place of glob() and of ranges among others.
 
-    Packages read neither. Raises SettingsError for values that are no values in any sweep.
+    Packages read neither. In a grid a range alone is replaced too. Raises SettingsError for values that are no values
+    in any sweep.
     """
     value = override.value()
-    if not isinstance(value, ChoiceSweep | Glob):
+    if not isinstance(value, ChoiceSweep | Glob) and not (is_grid and isinstance(value, RangeSweep)):
         if override.is_sweep_override():
             check_numbers(override, value)
         return str(override.input_line)
