@@ -497,6 +497,10 @@ def test_a_modifier_that_reads_numbers_as_it_is_made_is_not_too_large(tmp_path):
     file.write_text(mine.replace("(Modifier)", "(torch.nn.Module)"))
     with pytest.raises(SettingsError, match="modifier mine is no Modifier: derive its class from Modifier"):
         run_code(str(file))
+    for taken in ("half", "keys", "training"):  # "KeyError: attribute 'half' already exists: correct the file"
+        file.write_text(mine.replace("'mine'", f"'{taken}'"))
+        with pytest.raises(SettingsError, match=f"line 4: modifier {taken} has the name of a part of torch's modules"):
+            run_code(str(file))
     # A base class needs no method that changes something.
     base = "class Base(Modifier):\n    scale = 2.0\n"
     mine = mine.replace("@modifier", f"{base}@modifier").replace("Mine(Modifier)", "Mine(Base)")

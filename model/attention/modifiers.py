@@ -63,8 +63,13 @@ class Modifier(nn.Module):
     """Whether finish() acts on weights too (ctx.weights_only): diff's subtracts one map of weights from another."""
 
     @classmethod
-    def check_hooks(cls) -> None:
-        """Raise SettingsError unless the class overrides a hook; a base class need not."""
+    def check_as(cls, name: str) -> None:
+        """Raise SettingsError for a name that torch has, or a class that overrides no hook.
+
+        A base class need not.
+        """
+        if hasattr(nn.ModuleDict(), name):  # in which a layer keeps its modifiers
+            raise SettingsError(f"modifier {name} has the name of a part of torch's modules", "choose another name")
         hooks = ("mix", "score", "finish")
         if any(getattr(cls, hook) is not getattr(Modifier, hook) for hook in hooks):
             return

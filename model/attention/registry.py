@@ -55,9 +55,9 @@ def modifier(name: str, *, changes: str) -> Callable[[Subject], Subject]:
         raise SettingsError(f"modifier {name} changes {changes!r}", f"choose one of {', '.join(PARTS)}")
 
     def register(subject: Any) -> Any:
-        if not hasattr(subject, "check_hooks"):
+        if not hasattr(subject, "check_as"):
             raise SettingsError(f"modifier {name} is no Modifier", "derive its class from Modifier of modifiers.py")
-        subject.check_hooks()
+        subject.check_as(name)
         subject.changes = changes
         return _register(MODIFIERS, name, subject)
 
