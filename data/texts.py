@@ -409,7 +409,7 @@ class Source:
             self._note(f"Files of JSON after an assignment, read as they are ({command} leaves it out)", 1, file)
 
     def _with_text(self, documents: Iterable[Iterable[str]], where: str) -> Iterator[Iterable[str]]:
-        """Yield the documents that have text, and note in them other programs' marks and names of special tokens."""
+        """Yield the documents that have text; note marks and names of tokens in them."""
         counts = Counter[str]()
         for document in documents:
             texts = iter(document)

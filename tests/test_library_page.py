@@ -70,7 +70,7 @@ def test_bits_are_divided_by_the_bytes_of_the_tokens_that_are_predicted():
 def test_documents_are_scored_as_eval_scores_them_the_last_without_its_end(tmp_path):
     model = random_gpt(vocab_size=514, block_size=128)
     earlier = dict(np=np, score=score, in_float32=ScoringParams(torch.autocast("cpu", enabled=False)))
-    names = lines("documents =", model=model, print=mock.Mock(), **earlier)
+    names = lines("It tells what may be seen.", model=model, print=mock.Mock(), **earlier)
     save_checkpoint(tmp_path / "run", model=model, tokenizer=TOKENIZER, config=TrainConfig(model=model.config))
     records = [json.dumps({"text": document}) for document in names["documents"]]
     (tmp_path / "text.jsonl").write_text("\n".join(records), encoding="utf-8")
