@@ -33,7 +33,7 @@ FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--con
 SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
 WHOLE = {"hydra.launcher": "hydra/launcher", "hydra.sweeper": "hydra/sweeper", "hydra.sweep": "hydra.sweep.dir"}
-"""Hydra's nodes that people give a value, with what they mean."""
+"""Hydra's nodes that people give a value, with the names that they mean."""
 IN_SHELL = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}|\$\{now:([^}]*)\}")  # what a shell has as well
 CALL = re.compile(r"\$\{[\w.]+:")  # of a resolver of Hydra's, as in ${now:%H}
 NAMED = re.compile(r"\$\{([\w.]+)\}")  # a setting, as in ${seed}
@@ -98,8 +98,7 @@ def refuse_misread(file: Path) -> None:
     """Raise SettingsError for a value of a file that YAML reads as another than is typed.
 
     Without quotes YAML takes 12:30 for 750, 010 for 8, no for false and 1.10 for 1.1. Raises it too for a byte order
-    mark before the line # @package _global_, which Hydra then passes over, and for an override in its defaults that
-    comes second.
+    mark before the line # @package _global_, which Hydra then passes over, and by refuse_second_override().
     """
     from omegaconf import OmegaConf  # mistakes in typed settings are answered before this import
 
@@ -115,16 +114,7 @@ def refuse_misread(file: Path) -> None:
         read = flat({group: OmegaConf.to_container(OmegaConf.load(file))})
     except Exception:  # Hydra finds these mistakes again, and composition.explain() names them
         return
-    counts = Counter(overridden(content))
-    if counts:
-        of_ours = overridden((CONF / "train.yaml").read_text("utf-8"))
-        for group in counts:
-            if group in of_ours:
-                fault = f"conf/train.yaml overrides {group}, so that of {seen_from_here(file)} has no effect"
-                raise SettingsError(fault, "take one of them out")
-            if counts[group] > 1:
-                fault = f"{seen_from_here(file)} overrides {group} {counts[group]} times, and Hydra takes the first"
-                raise SettingsError(fault, "leave the one that is meant")
+    refuse_second_override(file, content)
     for place in written.keys() & read.keys():
         name = place.removeprefix(".").removeprefix("hydra.sweeper.params.")
         hint = hints.get(name)
@@ -139,6 +129,19 @@ def refuse_misread(file: Path) -> None:
                 if hint in TEXT_KINDS:
                     remedy = "put quotes around each text" if isinstance(typed, list) else f"write '{typed}'"
                 raise SettingsError(fault + format_value(value), remedy)
+
+
+def refuse_second_override(file: Path, content: str) -> None:
+    """Raise SettingsError for an override in a file's defaults that comes second."""
+    counts = Counter(overridden(content))
+    of_ours = overridden((CONF / "train.yaml").read_text("utf-8")) if counts else []
+    for group, count in counts.items():
+        if group in of_ours:
+            fault = f"conf/train.yaml overrides {group}, so that of {seen_from_here(file)} has no effect"
+            raise SettingsError(fault, "take one of them out")
+        if count > 1:
+            fault = f"{seen_from_here(file)} overrides {group} {count} times, and Hydra takes the first"
+            raise SettingsError(fault, "leave the one that is meant")
 
 
 def overridden(content: str) -> list[str]:

@@ -169,9 +169,10 @@ class Comparison:
         if not self.sizes:
             problem = f"{folder} has no finished run with bits per byte"
             raise SettingsError(problem, "let one finish; docs/recall.py tabulates runs of data=recall")
+        fewest = 2 if of_losses else 1
         for size in self.sizes:
             count = len(self.picks[size, self.baseline])
-            if count < 1 + of_losses:
+            if count < fewest:
                 problem = f"{folder}: the baseline, {self.baseline}, is finished for {count} seeds{at(size)}"
                 raise SettingsError(problem, f"let it finish {'two' if of_losses else 'one'} or more")
         self.measured = read_measured(folder / "measured.csv")

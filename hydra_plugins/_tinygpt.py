@@ -41,7 +41,8 @@ class Search(sweeps.search.Search):
 class AfterJob(Callback):
     """Frees a job's memory and rewrites the leaderboard.
 
-    A parallel launcher calls on_job_end() in the job's own process.
+    At the start of a sweep it puts Search around the sweeper of a package. A parallel launcher calls on_job_end() in
+    the job's own process.
     """
 
     def __init__(self) -> None:

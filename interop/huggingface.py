@@ -385,9 +385,10 @@ def note_training(folder: Path, texts: Sequence[str], data: Mapping[str, Any]) -
 
 
 def noted_training(where: str) -> tuple[list[str], dict[str, Any]]:
-    """Return what note_training() has noted in a folder, which may be another person's."""
+    """Return the texts and settings of note_training() in a folder, perhaps another person's."""
     config = json.loads(read_foreign(find_folder(where) / "config.json"))
-    texts, data = config.get(TEXTS), config.get(DATA)
+    texts = config.get(TEXTS)
+    data = config.get(DATA)
     found = texts if isinstance(texts, list) else []
     known = [text for text in found if isinstance(text, str) and re.fullmatch("[a-z]+-[0-9a-f]{16}", text)]
     read = {name: data[name] for name in READING if name in data} if isinstance(data, dict) else {}

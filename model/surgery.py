@@ -90,10 +90,10 @@ def fit_names(model: Any, weights: dict[str, Tensor], prefix: str, metadata: dic
     name_shared(model, weights, prefix, is_assigned=metadata.get("assign_to_params_buffers", False))
 
 
-def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str) -> None:
+def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Rename weights of a model that torch.compile() or DistributedDataParallel returned.
 
-    Their names have more parts; so may those of this one.
+    Their names have more parts; so may those of this one. A model that an earlier version pickled has this hook alone.
     """
     names = model.state_dict().keys()
     own = {plain_name(name): name for name in names}

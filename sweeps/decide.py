@@ -290,7 +290,7 @@ class Decide(Grid):
         known = {name: config for name, config in variants.items() if config}
         names: dict[str, str] = {}
         for name, config in known.items():
-            other = names.setdefault(result_key(flat(asdict(config))), name)
+            other = names.setdefault(result_key(config), name)
             if other != name:
                 problem = f"hydra.sweeper.variants: {name_of(name)!r} has the settings of {name_of(other)!r}"
                 raise SettingsError(problem, "leave one out: their runs would be the same")

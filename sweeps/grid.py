@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -31,7 +30,7 @@ from runs.summary import JOB, fail_job, has_run, key_of, read_job, read_summary,
 from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once
 from sweeps.leaderboard import DEFAULTS, shown, write_leaderboard
-from sweeps.ranges import check_values, combinations, computed_in_job, expand_ranges, for_hydra, range_text
+from sweeps.ranges import check_values, combinations, computed_in_job, expand_ranges, parse_values, range_text
 from sweeps.sweep import check_launcher, fix_folder, in_the_way, kept_folder
 from training.config import TrainConfig
 
@@ -110,10 +109,11 @@ class Grid(Sweeper):
         # A launcher numbers its jobs one after the other: those between two gaps go together.
         parts = [[*part] for _, part in groupby(enumerate(numbered), key=lambda pair: pair[1] - pair[0])]
         results: list[JobReturn] = []
+        begun = self.as_begun(numbered)
         with kept_folder(self.config, self.folder, self.report, self.go_on):
             for part in parts:
                 numbers = [number for _, number in part]
-                results += self.launch([self.as_begun(number, numbered[number]) for number in numbers], numbers[0])
+                results += self.launch([begun[number] for number in numbers], numbers[0])
         failed = sum(result.status == JobStatus.FAILED for result in results)
         if failed:
             raise SettingsError(f"{failed} of {len(jobs)} jobs failed", "the reasons are above")
@@ -155,9 +155,7 @@ class Grid(Sweeper):
         return flat(self.params or {})
 
     def parse(self, arguments: list[str]) -> dict[str, Override]:
-        parser = OverridesParser.create(config_loader=self.loader)
-        overrides = parser.parse_overrides([*map(for_hydra, arguments)])
-        return {override.get_key_element(): override for override in overrides}
+        return {override.get_key_element(): override for override in parse_values(self.loader, arguments)}
 
     def check_jobs(self, jobs: Sequence[Sequence[str]]) -> list[TrainConfig | None]:
         """Return the settings of each job, and print the mistakes of combinations that cannot run.
@@ -251,6 +249,7 @@ class Grid(Sweeper):
         for number, job in enumerate(jobs):
             if not (self.folder / str(number) / JOB).is_file():
                 refuse_other_run(self.folder / str(number), job)  # of nobody knows which job
+        # Find the runs of the folder by the words of their jobs, and those of other words by their settings.
         held = {number: folder for number, (folder, _) in self.attempts().items() if has_run(folder)}
         records = {number: read_job(folder) for number, folder in held.items()}
         known = {key_of(record.overrides): number for number, record in records.items() if record}
@@ -259,18 +258,20 @@ class Grid(Sweeper):
         if not known.keys() >= keys:  # settings are read where they are needed
             others = held.keys() - {number for key, number in known.items() if key in keys}
             typed_otherwise = {key: number for number in sorted(others) for key in keys_of_run(held[number])}
+        # Give each job the number of its run.
         found: dict[int, Sequence[str]] = {}
         new: list[Sequence[str]] = []
         for job in jobs:
             own = known.get(key_of(job))
             config = configs[tuple(job)]
             if own is None and config:
-                own = typed_otherwise.get(result_key(flat(asdict(config))))
+                own = typed_otherwise.get(result_key(config))
             if own is not None:
                 found[own] = job
             else:
                 new.append(job)
-        for job in [job for job in new if "${hydra:" in "".join(job)]:  # only the job knows a value, as by its number
+        # Of a job that alone knows a value, as by its number, the other words say which run it is.
+        for job in [job for job in new if "${hydra:" in "".join(job)]:
             of_job = {override.partition("=")[0] for override in job if "${hydra:" in override}
             wanted = key_without(job, of_job)
             same = (
@@ -284,16 +285,20 @@ class Grid(Sweeper):
                 new.remove(job)
         if held and not found:
             refuse_other_run(held[min(held)], jobs[0], len(held))
+        # New jobs take the numbers that are free.
         left = sorted({*range(len(jobs) + len(held))} - {*held, *found})
         return dict(sorted([*found.items(), *zip(left, new, strict=False)]))
 
-    def as_begun(self, number: int, job: Sequence[str]) -> Sequence[str]:
-        """Return the overrides of a job as they were typed when its run began."""
-        folder, _ = self.attempts().get(number, (None, 0))
-        record = read_job(folder) if folder and has_run(folder) else None
-        if record is None or key_of(record.overrides) == key_of(job):
-            return job
-        return [*record.overrides, *(override for override in job if override.startswith("allow_changes="))]
+    def as_begun(self, numbered: Mapping[int, Sequence[str]]) -> dict[int, Sequence[str]]:
+        """Return the overrides of each job as they were typed when its run began."""
+        begun = dict(numbered)
+        for number, (folder, _) in self.attempts().items():
+            record = read_job(folder)
+            job = begun.get(number)
+            if job and record and has_run(folder) and key_of(record.overrides) != key_of(job):
+                allowed = [override for override in job if override.startswith("allow_changes=")]
+                begun[number] = [*record.overrides, *allowed]
+        return begun
 
     def tell_other_settings(
         self, numbered: Mapping[int, Sequence[str]], configs: Mapping[tuple[str, ...], TrainConfig | None]
@@ -323,7 +328,7 @@ class Grid(Sweeper):
         kept: dict[Any, list[str]] = {}
         repeated = []
         for number, (job, config) in enumerate(zip(jobs, configs, strict=True)):
-            key = (result_key(flat(asdict(config))), config.dry_run and config.plan.device) if config else number
+            key = (result_key(config), config.dry_run and config.plan.device) if config else number
             if kept.setdefault(key, job) is not job:
                 repeated.append(job)
         if repeated:
@@ -460,9 +465,14 @@ def as_variants(
     return f"type {shlex.quote(typed)} in place of {' and '.join([*sorted(barring), setting])}"
 
 
-def result_key(settings: Mapping[str, Any]) -> str:
-    """Return a key that is equal for runs with the same settings, by dotted names, and seed."""
-    own = settings_of_result({**settings})
+def result_key(config: TrainConfig) -> str:
+    """Return a key that is equal for runs with the same settings and seed."""
+    return settings_key(flat(asdict(config)))
+
+
+def settings_key(settings: dict[str, Any]) -> str:
+    """Return the result_key() of settings by dotted names."""
+    own = settings_of_result(settings)
     return json.dumps({name: in_order(name, value) for name, value in own.items()}, sort_keys=True)
 
 
@@ -477,7 +487,7 @@ def keys_of_run(folder: Path) -> list[str]:
     The run has completed model.vocab_size=null. Settings that came later than the run have their defaults.
     """
     settings = DEFAULTS | (trained_settings(folder) or written_settings(folder))
-    return [result_key(settings | completed) for completed in ({}, {"model.vocab_size": None})]
+    return [settings_key(settings | completed) for completed in ({}, {"model.vocab_size": None})]
 
 
 def other_settings(folder: Path, planned: Mapping[str, Any]) -> dict[str, str]:

@@ -169,8 +169,8 @@ def read_jobs(sweep: Path | str) -> list[Job]:
     if alone:
         typed = {folder: with_one_attention(own) for folder, own in typed.items()}
     names = settings_of_result(dict.fromkeys(name for each in typed.values() for name in each))
-    for name in names:
-        name_options(name, typed, settings)
+    for group in [name for name in names if name not in DEFAULTS]:
+        name_options(group, typed, settings)
     is_going_on = is_locked(sweep / ".lock") is not False  # on a disk without locks nobody knows
     jobs = []
     for folder in order:

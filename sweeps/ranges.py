@@ -1,4 +1,4 @@
-"""What a sweep is given: the values of each setting, typed or of an experiment's file."""
+"""The values of a sweep's settings, typed or of an experiment's file."""
 
 import math
 import re
@@ -8,6 +8,8 @@ from decimal import Decimal
 from itertools import product
 from typing import Any, get_args, get_origin
 
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep, Sweep, ValueType
 
 from common.errors import SettingsError, format_value
@@ -34,6 +36,11 @@ def for_hydra(override: str) -> str:
     if choice and not {*"()"} & {*re.sub(QUOTED, "", choice[2])}:
         override = choice[1] + choice[2]
     return quoted_as_typed(override, TEXTS, OPTION_GROUPS)
+
+
+def parse_values(loader: ConfigLoader, overrides: Iterable[str]) -> list[Override]:
+    """Return typed overrides as Hydra reads them; loader: for the options of glob()."""
+    return OverridesParser.create(config_loader=loader).parse_overrides([*map(for_hydra, overrides)])
 
 
 def computed_in_job(override: str) -> str:

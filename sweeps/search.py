@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException
@@ -22,7 +21,7 @@ from common.errors import SettingsError, first_line
 from runs.summary import JOB, read_job, sentence_of
 from sweeps.compositions import writable
 from sweeps.leaderboard import write_leaderboard
-from sweeps.ranges import check_numbers, check_values, expand_ranges
+from sweeps.ranges import check_numbers, check_values, expand_ranges, parse_values
 from sweeps.sweep import check_launcher, fix_folder, in_the_way, kept_folder
 
 
@@ -45,16 +44,19 @@ class Search(Sweeper):
         self.config: DictConfig = config
         self.loader = hydra_context.config_loader
         self.name = f"hydra/sweeper={config.hydra.runtime.choices['hydra/sweeper']}"
+
+        # Check the settings of the sweep.
         if config.dry_run:
             problem = f"dry_run=true trains nothing, and {self.name} chooses jobs by results"
             raise SettingsError(problem, "leave one of them out")
         rate = self.of_package.get("max_failure_rate")
         if rate is not None and not 0 <= rate <= 1:
-            raise SettingsError(
-                f"hydra.sweeper.max_failure_rate={rate} is no share of the jobs", "name one from 0 to 1"
-            )
+            problem = f"hydra.sweeper.max_failure_rate={rate} is no share of the jobs"
+            raise SettingsError(problem, "name one from 0 to 1")
         check_launcher(config)
         self.folder = fix_folder(config)
+
+        # Make the package's sweeper.
         own: Any = OmegaConf.to_container(self.of_package)
         if own.get("params"):
             own["params"] = self.read_params(own["params"])
@@ -82,10 +84,9 @@ class Search(Sweeper):
 
     def read(self, arguments: Sequence[str]) -> list[str]:
         """Return the overrides with choices alone in place of glob() and of ranges among values."""
-        parser = OverridesParser.create(config_loader=self.loader)
         # Of a range alone the plugin's grid leaves the last value out, and more if its step is a fraction.
         is_grid = self.config.hydra.runtime.choices.get("hydra/sweeper/sampler") == "grid"
-        return [as_choices(override, is_grid) for override in parser.parse_overrides([*arguments])]
+        return [as_choices(override, is_grid) for override in parse_values(self.loader, arguments)]
 
     @contextmanager
     def errors_named(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from model.config import GPTConfig
 from model.gpt import GPT, Block, SwiGLU
 from model.heads import for_each_layer
 from model.layers import Linear
+from model.surgery import rename_wrapped
 from model.weights import check_choices, check_weights, load_weights, plain_weights, save_file
 from runs.checkpoint import open_checkpoint, save_checkpoint
 from training.config import TrainConfig
@@ -1065,3 +1066,13 @@ def test_hooks_on_all_modules_but_modifiers_and_dropout_are_called_and_are_in_de
         close(torch.cat([model(token, cache=cache) for token in tokens.split(1, 1)], 1), whole, atol=1e-4)
         hook.remove()
         assert bool(called) != (name in silent), name
+
+
+def test_a_model_that_an_earlier_version_pickled_loads_weights():
+    """Its hook has the name by which pickles know it, and gets all that torch gives a hook."""
+    model = random_gpt(tie_embeddings=True)
+    weights = {name: torch.full_like(weight, 0.5) for name, weight in model.state_dict().items()}
+    model._load_state_dict_pre_hooks.clear()
+    model.register_load_state_dict_pre_hook(rename_wrapped)
+    loaded = model.load_state_dict({f"_orig_mod.{name}": weight for name, weight in weights.items()})
+    assert not loaded.missing_keys and all((weight == 0.5).all() for weight in model.state_dict().values())

@@ -818,7 +818,7 @@ def test_a_run_is_one_job_whose_words_are_known_though_others_now_have_its_setti
     for jobs in ([same, new], [new, same]):
         assert sweeper.numbered(jobs, {same: now, new: ran}) == {0: same, 1: new}
     assert sweeper.numbered([other], {other: ran}) == {0: other}
-    assert sweeper.as_begun(0, [*other, "allow_changes=true"]) == ["experiment=mine", "allow_changes=true"]
+    assert sweeper.as_begun({0: [*other, "allow_changes=true"]}) == {0: ["experiment=mine", "allow_changes=true"]}
     with pytest.raises(SettingsError, match="0 holds a run of `experiment=mine`, not of `optimizer.lr=1e-2`"):
         sweeper.numbered([other], {other: now})
 
@@ -833,7 +833,7 @@ def test_a_dry_run_plans_the_jobs_that_are_typed_whatever_runs_are_in_its_folder
     shutil.copy(tmp_path / "0/summary.json", tmp_path)
     jobs = [["a=2", "dry_run=true"], ["a=3", "dry_run=true"]]
     numbered = sweeper.numbered(jobs, {})
-    assert [sweeper.as_begun(number, job) for number, job in numbered.items()] == jobs
+    assert [*sweeper.as_begun(numbered).values()] == jobs
 
 
 @pytest.mark.slow

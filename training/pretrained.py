@@ -86,7 +86,7 @@ def changes_from(where: str, model: GPTConfig) -> str:
 
 
 def pretrained_meta(where: str | None) -> Meta | None:
-    """Return what init_from's checkpoint says of itself; None without init_from.
+    """Return the meta.json of init_from's checkpoint; None without init_from.
 
     Of a folder of hf:NAME these are the texts and settings that export.py has noted there.
     """
