@@ -482,14 +482,14 @@ def run_job(cfg: DictConfig) -> Any:
             config = to_settings(cfg, parse_overrides(own.overrides.task))
             if begun and has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
                 config = replace(config, resume=str(folder), init_from=None)
-            of_first = None if cfg.dry_run else threads_of_sweep(Path(own.sweep.dir))
+            of_first = threads_of_sweep(Path(own.sweep.dir))
             loss = with_torch().train_or_plan(config, of_first)
         except SettingsError as error:
             of_drawn = of_search(error, varied) if own.runtime.choices["hydra/sweeper"] == "optuna" else None
             if of_drawn is None:
                 raise
             raise of_drawn from error
-        summary = None if cfg.dry_run else read_summary(folder)
+        summary = read_summary(folder)
         return summary.objective if summary else loss
     except Exception as error:
         if begun:  # otherwise job.json belongs to another run

@@ -77,5 +77,5 @@ class AfterJob(Callback):
         torch = sys.modules.get("torch")
         if torch and torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if not config.dry_run and os.environ.get("RANK", "0") == "0":
+        if os.environ.get("RANK", "0") == "0":
             write_leaderboard(Path(config.hydra.sweep.dir))

@@ -12,6 +12,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -92,6 +93,8 @@ class Grid(Sweeper):
         self.places: dict[str, Sequence[str]] = {}
         self.task_function: Any = task_function
         self.config: DictConfig = config
+        if config.dry_run and "submitit_folder" in config.hydra.launcher:  # whose jobs print to files
+            config.hydra.launcher = {"_target_": f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"}
         self.launcher: Launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
@@ -218,7 +221,7 @@ class Grid(Sweeper):
 
         A file of code= may have changed since a job failed, and not since one was finished.
         """
-        if self.config.dry_run or self.config.get("allow_changes"):
+        if self.config.get("allow_changes"):
             return
         present = {config.code: config.code_hash for config in configs if config and config.code}
         others = set[str]()
@@ -244,8 +247,6 @@ class Grid(Sweeper):
         one takes the first that is free. Raises SettingsError if the folder has runs, and none of these jobs.
         configs: the settings of each job, None where the job alone knows them.
         """
-        if self.config.dry_run:
-            return dict(enumerate(jobs))
         for number, job in enumerate(jobs):
             if not (self.folder / str(number) / JOB).is_file():
                 refuse_other_run(self.folder / str(number), job)  # of nobody knows which job
@@ -304,8 +305,6 @@ class Grid(Sweeper):
         self, numbered: Mapping[int, Sequence[str]], configs: Mapping[tuple[str, ...], TrainConfig | None]
     ) -> None:
         """Tell of a finished job whose experiment, or another file, has changed since."""
-        if self.config.dry_run:
-            return
         begun = self.attempts()
         for number, job in numbered.items():
             folder, _ = begun.get(number, (self.folder, 0))
@@ -363,8 +362,6 @@ class Grid(Sweeper):
 
     def attempts(self) -> dict[int, tuple[Path, int]]:
         """Return the folder of each job that has begun, and when it began, by its number."""
-        if self.config.dry_run:  # which begins none, in a folder that may hold other sweeps
-            return {}
         files = self.folder.glob("*/**/job.json")
         return {
             record.number: (file.parent, file.stat().st_mtime_ns) for file in files if (record := read_job(file.parent))

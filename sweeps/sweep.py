@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
+from tempfile import gettempdir
+from uuid import uuid4
 
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
@@ -64,13 +67,13 @@ def check_launcher(config: DictConfig) -> None:
 def fix_folder(config: DictConfig) -> Path:
     """Return the sweep's folder, and write it into the settings of its jobs.
 
-    Each parallel job composes its settings anew, and the default has the time in it.
+    Each parallel job composes its settings anew, and the default has the time in it. A plan has an empty folder,
+    whatever runs are in the sweep's.
     """
-    if config.dry_run:  # it leaves nothing behind
-        config.hydra.sweep.dir = "."
-        config.hydra.overrides.hydra.append("hydra.sweep.subdir=.")
+    if config.dry_run:
+        config.hydra.sweep.dir = f"{gettempdir()}/tinygpt-{uuid4().hex}"
     folder = user_path("hydra.sweep.dir", config.hydra.sweep.dir)
-    if (folder / "checkpoints").is_dir() and not config.dry_run:
+    if (folder / "checkpoints").is_dir():
         raise SettingsError(f"hydra.sweep.dir={folder} is a run's folder", "name a sweep's, or a new one")
     config.hydra.sweep.dir = literal(str(folder))
     config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(folder)}")
@@ -79,12 +82,18 @@ def fix_folder(config: DictConfig) -> Path:
 
 @contextmanager
 def kept_folder(config: DictConfig, folder: Path, report: Callable[[], str], go_on: str = "") -> Iterator[None]:
-    """Lock a sweep's folder, and print its report at the end.
+    """Lock a sweep's folder, and print its report at the end; remove the folder of a plan.
 
     go_on: the override with which the same command goes on after a signal, which is printed too.
     """
-    if config.dry_run or os.environ.get("RANK", "0") != "0":
+    if os.environ.get("RANK", "0") != "0":
         yield
+        return
+    if config.dry_run:
+        try:
+            yield
+        finally:
+            rmtree(folder, ignore_errors=True)
         return
     with ExitStack() as stack:
         with os_errors_named("hydra.sweep.dir", folder, "used", "name another folder"):

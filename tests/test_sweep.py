@@ -71,6 +71,7 @@ from sweeps.leaderboard import (
     write_leaderboard,
 )
 from sweeps.ranges import combinations, for_hydra
+from sweeps.sweep import fix_folder, kept_folder
 from training.config import OptimizerConfig, PlanConfig, TrainConfig
 
 CLOCK = ("seconds", "tokens_per_s", "decode_tokens_per_s", "peak_memory_mb")
@@ -560,7 +561,7 @@ def test_runs_behind_a_link_that_leads_to_nothing_are_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("is_its_cause", [False, True])
-def test_a_failed_jobs_exception_does_not_keep_its_model_alive(is_its_cause):
+def test_a_failed_jobs_exception_does_not_keep_its_model_alive(is_its_cause, tmp_path):
     class Model:
         pass
 
@@ -577,7 +578,8 @@ def test_a_failed_jobs_exception_does_not_keep_its_model_alive(is_its_cause):
         failed = JobReturn(_return_value=error, status=JobStatus.FAILED)
     gc.collect()
     assert kept[0]() is not None
-    AfterJob().on_job_end(OmegaConf.create({"dry_run": True, "hydra": {"mode": RunMode.MULTIRUN}}), failed)
+    hydra = {"mode": RunMode.MULTIRUN, "sweep": {"dir": str(tmp_path)}}
+    AfterJob().on_job_end(OmegaConf.create({"hydra": hydra}), failed)
     assert kept[0]() is None
 
 
@@ -824,16 +826,35 @@ def test_a_run_is_one_job_whose_words_are_known_though_others_now_have_its_setti
 
 
 def test_a_dry_run_plans_the_jobs_that_are_typed_whatever_runs_are_in_its_folder(tmp_path):
-    """Its folder is the current one: job 0 of the sweep below it was trained, in place of a plan."""
+    """Its folder was the current one: job 0 of the sweep below it was trained, in place of a plan."""
+    put_job(tmp_path, 0, "a=1", "seed=1")
+    put_job(tmp_path / "multirun/day/time", 0, "a=1", "seed=1")
+    (tmp_path / "checkpoints").mkdir()  # as in the folder of a run
+    hydra = {"sweep": {"dir": str(tmp_path)}, "overrides": {"hydra": []}}
+    config = OmegaConf.create({"dry_run": True, "hydra": hydra})
     sweeper = Grid()
-    sweeper.folder, sweeper.config = tmp_path, OmegaConf.create({"dry_run": True})
-    for folder in (tmp_path, tmp_path / "0", tmp_path / "multirun/day/time/0"):
-        put_job(folder.parent, int(folder.name) if folder.name == "0" else 0, "a=1", "seed=1")
-    shutil.copy(tmp_path / "0/job.json", tmp_path)  # as in the folder of a job
-    shutil.copy(tmp_path / "0/summary.json", tmp_path)
+    sweeper.config, sweeper.folder = config, fix_folder(config)
+    assert config.hydra.sweep.dir == str(sweeper.folder) and not sweeper.folder.exists()
     jobs = [["a=2", "dry_run=true"], ["a=3", "dry_run=true"]]
-    numbered = sweeper.numbered(jobs, {})
+    numbered = sweeper.numbered(jobs, {("a=2", "dry_run=true"): None, ("a=3", "dry_run=true"): None})
     assert [*sweeper.as_begun(numbered).values()] == jobs
+    with kept_folder(config, sweeper.folder, pytest.fail):
+        (sweeper.folder / "0").mkdir(parents=True)  # as Hydra does
+    assert not sweeper.folder.exists() and len([*tmp_path.iterdir()]) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["submitit_local", "submitit_slurm"])
+def test_the_plan_of_a_cluster_is_printed_here_and_leaves_nothing_behind(launcher, tmp_path, monkeypatch):
+    """The words of submitit's jobs went to files below .submitit, and nobody saw the plan."""
+    pytest.importorskip("submitit")
+    (cwd := tmp_path / "here").mkdir()
+    (temporary := tmp_path / "temporary").mkdir()
+    plans = ("-m", "dry_run=true", f"hydra/launcher={launcher}", "seed=1,2", *tiny(tmp_path, max_steps=1))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    planned = run_here(*plans, cwd=cwd)
+    assert planned.returncode == 0 and planned.stdout.count("\nmemory ") == 2, planned.stderr
+    assert not list(cwd.iterdir()) and not list(temporary.glob("tinygpt-*"))
 
 
 @pytest.mark.slow
