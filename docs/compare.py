@@ -17,8 +17,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.errors import SettingsError, at_least, positive
 from common.files import replace_text
-from common.mistakes import answer_help, mistakes_explained
+from common.mistakes import mistakes_explained
 from common.text import plural, visible
+from docs.command import arguments_asked, existing
 from docs.estimates import Estimate, holm, t_quantile
 from docs.law import FAILED, Law, at_best_rate
 from docs.recorded import recorded_jobs
@@ -178,11 +179,13 @@ class Comparison:
         self.measured = read_measured(folder / "measured.csv")
         counts = sorted({len(seeds) for seeds in self.seeds.values()})
         self.notes = [f"Seeds of a variant: {', '.join(map(str, counts))}."]
+        self.left_out = []
         for (size, name), other in lengths.items():
             if steps not in other:
                 trained = " and ".join(each or "null" for each in sorted(other, key=number_of))
                 problem = f"trained with max_steps={trained} alone, and the baseline with {steps or 'null'}"
-                self.notes.append(f"Left out: {name}{at(size)}, {problem}.")
+                self.left_out.append(f"Left out: {name}{at(size)}, {problem}.")
+        self.notes += self.left_out
         if len({tokenizer(job) for job in jobs}) > 1:
             self.notes.append("The tokenizers differ: runs of equal tokens have learned unequal amounts of text.")
         self.laws = {size: self.law(size) for size in self.sizes}
@@ -383,16 +386,7 @@ def compare(folder: Path) -> str:
     return f"{text}\ntable     {folder / 'comparison.md'}"
 
 
-def existing(place: str) -> Path:
-    """Return the folder or file that a person names; SettingsError if there is none."""
-    if not Path(place).exists():
-        raise SettingsError(f"{place} does not exist", "give the folder that -m made under multirun/")
-    return Path(place)
-
-
 if __name__ == "__main__":
     with mistakes_explained():
-        answer_help(__doc__)
-        if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-            raise SettingsError("python docs/compare.py FOLDER is wanted", "a folder that -m made under multirun/")
-        print(visible(compare(Path(sys.argv[1]))))
+        (folder,) = arguments_asked(__doc__, "FOLDER")
+        print(visible(compare(existing(folder))))

@@ -10,7 +10,6 @@ the first setting with different seeds, and from both settings with the same see
 power it adds 0.25% of the loss to the latter.
 """
 
-import csv
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,6 +19,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from common.errors import SettingsError
+from common.mistakes import mistakes_explained
+from docs.command import arguments_asked, number_in, read_table
 from docs.estimates import p_value
 from sweeps.decide import ALPHA, CONFIRM_ALPHA
 from sweeps.evidence import judge
@@ -157,8 +159,10 @@ def print_nights(nights: int = NIGHTS) -> None:
 def print_runs(file: Path) -> None:
     """Print the table of recorded runs."""
     losses: dict[str, dict[str, float]] = defaultdict(dict)
-    for run in csv.DictReader(file.open(encoding="utf-8")):
-        losses[run["attention"]][run["seed"]] = float(run["val_bpb"])
+    for run in read_table(file, "attention", "seed", "val_bpb"):
+        losses[run["attention"]][run["seed"]] = number_in(run, "val_bpb")
+    if len(losses) != 2:
+        raise SettingsError(f"{file} has runs of {len(losses)} attentions", "give a table with runs of two")
     (name, first), (other, second) = losses.items()
     one = np.array([*first.values()])
     draw = np.random.default_rng(0)
@@ -177,12 +181,11 @@ def print_runs(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    typed = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).parent / "results/null_runs.csv")
-    if typed == "laws":
-        print_laws()
-    elif typed == "nights":
-        print_nights()
-    elif Path(typed).is_file():
-        print_runs(Path(typed))
-    else:
-        sys.exit(__doc__)
+    with mistakes_explained():
+        typed = arguments_asked(__doc__, "[RUNS.csv|laws|nights]")
+        if typed == ["laws"]:
+            print_laws()
+        elif typed == ["nights"]:
+            print_nights()
+        else:
+            print_runs(Path(*typed or [Path(__file__).parent, "results/null_runs.csv"]))

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from common.mistakes import mistakes_explained
+from docs.command import arguments_asked
 from model.attention import make_attention
 from model.attention.masks import alibi_sum, causal_mask, padding_mask
 from model.config import AttentionConfig
@@ -93,10 +95,10 @@ def field() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        sys.exit(__doc__)
-    IMAGES.mkdir(exist_ok=True)
-    weights()
-    masks()
-    rotation()
-    field()
+    with mistakes_explained():
+        arguments_asked(__doc__)
+        IMAGES.mkdir(exist_ok=True)
+        weights()
+        masks()
+        rotation()
+        field()

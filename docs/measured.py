@@ -24,12 +24,14 @@ from benchmarks.paired import interleave, timed
 from cli.eval import scoring_params
 from common.errors import SettingsError
 from common.files import replace_text
-from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, existing, variants
+from common.mistakes import mistakes_explained
+from common.text import visible
+from docs.command import arguments_asked, existing
+from docs.compare import ROUNDS, SIZE, SPEED, SPEED_ERROR, Comparison, variants
 from docs.probes import Probes
 from docs.recorded import recorded_jobs
 from generation.config import EvalConfig, TextConfig
 from generation.score import load_text
-from model.attention.code import run_codes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.leaderboard import csv_text
 from train import train_step
@@ -42,8 +44,10 @@ FARTHER = 4  # the tested length as a multiple of the trained one
 WARM_UP = 3
 
 
-def main(folder: Path, recall: Path | None) -> None:
+def main(folder: Path, recall: Path | None = None) -> None:
     comparison, rows, rounds = Comparison(folder, of_losses=False), [], []
+    for note in comparison.left_out:
+        print(visible(note))
     answered = {} if recall is None else accuracies(recall)
     for size in comparison.sizes:
         by_variant = {variant: picks for (at, variant), picks in comparison.picks.items() if at == size and picks}
@@ -114,11 +118,5 @@ def accuracies(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    try:
-        typed = run_codes(sys.argv[1:])
-        if len(typed) not in (1, 2):
-            sys.exit(__doc__)
-        folders = [existing(place) for place in typed]
-        main(folders[0], folders[1] if len(folders) == 2 else None)
-    except SettingsError as error:
-        sys.exit(f"error: {error}")
+    with mistakes_explained():
+        main(*map(existing, arguments_asked(__doc__, "FOLDER", "[RECALL]")))

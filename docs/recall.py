@@ -6,7 +6,6 @@ each variant's share of right answers, mean ± standard error over the seeds, an
 The learning rate is the best of the rates with the most seeds.
 """
 
-import csv
 import sys
 from collections import defaultdict
 from dataclasses import replace
@@ -20,10 +19,10 @@ from common.errors import SettingsError
 from common.files import replace_text
 from common.mistakes import mistakes_explained
 from data.tasks import NO_TARGET, TaskData
-from docs.compare import RATE, SIZE, existing, refuse_several, variants
+from docs.command import arguments_asked, existing, number_in, read_table
+from docs.compare import RATE, SIZE, refuse_several, variants
 from docs.estimates import Estimate
 from generation.score import learned_task
-from model.attention.code import run_codes
 from model.gpt import GPT
 from model.size import cache_bytes_per_token
 from runs.checkpoint import Checkpoint, open_checkpoint
@@ -46,7 +45,7 @@ def main(folder: Path) -> None:
         pairs = [*(each for each in PAIRS if each < most), most]
         rows = [[name, *measured(each, pairs)] for name, each in zip(variants(jobs), checkpoints, strict=True)]
         replace_text(file, csv_text([[*HEAD, *(f"{each} pairs" for each in pairs)], *rows]))
-    print("\n".join(markdown_lines(table(list(csv.DictReader(file.open(encoding="utf-8")))))))
+    print("\n".join(markdown_lines(table(read_table(file, *HEAD)))))
 
 
 def measured(checkpoint: Checkpoint, pairs: list[int]) -> list[object]:
@@ -78,11 +77,12 @@ def table(runs: list[dict[str, str]]) -> list[list[str]]:
     lines = []
     for variant, rates in by_rate.items():
         # The best of the rates with the most seeds.
-        rate = max(rates, key=lambda rate: (len(rates[rate]), fmean(float(run[columns[-1]]) for run in rates[rate])))
+        right = {name: fmean(number_in(run, columns[-1]) for run in seeds) for name, seeds in rates.items()}
+        rate = max(rates, key=lambda name: (len(rates[name]), right[name]))
         best = rates[rate]
-        cells = [variant, rate, f"{float(best[0]['state bytes']):,.0f}"]
+        cells = [variant, rate, f"{number_in(best[0], 'state bytes'):,.0f}"]
         for name in columns:
-            shares = [float(run[name]) for run in best]
+            shares = [number_in(run, name) for run in best]
             error = f" ± {Estimate.of(shares).error:.3f}" if len(shares) > 1 else ""
             cells.append(f"{fmean(shares):.3f}{error}")
         lines.append(cells)
@@ -91,7 +91,5 @@ def table(runs: list[dict[str, str]]) -> list[list[str]]:
 
 if __name__ == "__main__":
     with mistakes_explained():
-        folders = run_codes(sys.argv[1:])
-        if len(folders) != 1:
-            sys.exit(__doc__)
-        main(existing(folders[0]))
+        (folder,) = arguments_asked(__doc__, "FOLDER")
+        main(existing(folder))

@@ -9,13 +9,17 @@ is two jackknife standard errors each way (Quenouille 1956): the law is fitted a
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common.errors import SettingsError
+from common.mistakes import mistakes_explained
+from docs.command import arguments_asked, existing, number_in, read_table
 
 Budgets = dict[float, dict[float, float]]  # FLOP: parameters: bits per byte
 ALIKE = ("attention", "text_hash")  # a parabola through several of these has no meaning
@@ -28,19 +32,17 @@ def read_budgets(sweep: Path, column: str) -> Budgets:
     A rate with fewer finished seeds than another of its size does not count: those that are left may be the lucky ones.
     """
     table = sweep / "leaderboard.csv"
-    if not table.is_file():
-        sys.exit(f"error: {table} does not exist: give the folder of a sweep of +experiment=scaling.")
     rates = defaultdict[tuple[float, float, str], list[float]](list)
     found_in: dict[str, set[str]] = {name: set() for name in ALIKE}
-    with table.open(encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            if row["status"] == "finished" and row.get("max_flops") and row.get(column) and row["val_bpb"]:
-                key = float(row["max_flops"]), float(row[column]), row.get("optimizer.lr", "")
-                rates[key].append(float(row["val_bpb"]))
-                for name in ALIKE:
-                    found_in[name].add(row.get(name) or "")
-    if several := [name for name in ALIKE if len(found_in[name]) > 1]:
-        sys.exit(f"error: {table} has several values of {' and '.join(several)}: give a sweep of sizes alone.")
+    for row in read_table(table, "status", "val_bpb"):
+        if row["status"] == "finished" and row.get("max_flops") and row.get(column) and row["val_bpb"]:
+            key = number_in(row, "max_flops"), number_in(row, column), row.get("optimizer.lr", "")
+            rates[key].append(number_in(row, "val_bpb"))
+            for name in ALIKE:
+                found_in[name].add(row.get(name) or "")
+    several = [name for name in ALIKE if len(found_in[name]) > 1]
+    if several:
+        raise SettingsError(f"{table} has several values of {' and '.join(several)}", "give a sweep of sizes alone")
     most: dict[tuple[float, float], int] = defaultdict(int)
     for (flops, size, _), found in rates.items():
         most[flops, size] = max(most[flops, size], len(found))
@@ -124,13 +126,14 @@ def draw(budgets: Budgets, picture: Path) -> None:
 def main(sweep: Path, picture: Path) -> None:
     found = {name: read_budgets(sweep, column) for name, column in COLUMNS.items()}
     if len(found["parameters"]) < 2:
-        sys.exit(f"error: {sweep} has fewer than two values of max_flops with three sizes each: sweep both.")
+        problem = f"{sweep} has fewer than two values of max_flops with three sizes each"
+        raise SettingsError(problem, "sweep both, as +experiment=scaling does")
     report(found)
     draw(found["parameters"], picture)
     print(f"\ndrawn in {picture}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3) or not Path(sys.argv[1]).is_dir():
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2] if len(sys.argv) == 3 else f"{sys.argv[1]}/scaling_law.png"))
+    with mistakes_explained():
+        sweep, *pictures = arguments_asked(__doc__, "SWEEP", "[PICTURE.png]")
+        main(existing(sweep), Path(*pictures or [sweep, "scaling_law.png"]))

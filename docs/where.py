@@ -26,18 +26,20 @@ import tiktoken
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cli.eval import scoring_params
+from common.console import progress_bar
 from common.errors import SettingsError
 from common.files import replace_text
+from common.mistakes import mistakes_explained
 from common.settings import build
 from common.text import flat
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import prepare, prepared
 from data.tokenizer import token_bytes
-from docs.compare import RATE, SIZE, existing, refuse_several, variants
+from docs.command import arguments_asked, existing
+from docs.compare import RATE, SIZE, refuse_several, variants
 from docs.recorded import baseline_first
 from generation.config import EvalConfig
 from generation.score import token_nats
-from model.attention.code import run_codes
 from runs.checkpoint import Checkpoint, open_checkpoint
 from sweeps.leaderboard import Job, csv_text
 
@@ -76,10 +78,12 @@ def main(folder: Path) -> None:
     windows, masks = read_tokens(open_checkpoint(str(jobs[0].directory)))
 
     # Compare each seed of a variant with the same seed of the baseline.
-    figures = {
-        variant: {job.summary.seed: bits(open_checkpoint(str(job.directory)), windows, masks) for job in group}
-        for variant, (_, group) in best.items()
-    }
+    figures: dict[str, dict[int | None, list[float]]] = defaultdict(dict)
+    with progress_bar(total=sum(len(group) for _, group in best.values()), desc="scoring", unit="run") as bar:
+        for variant, (_, group) in best.items():
+            for job in group:
+                figures[variant][job.summary.seed] = bits(open_checkpoint(str(job.directory)), windows, masks)
+                bar.update()
     base = figures[baseline]
     table = [["variant", "lr", "seeds", *(cell for name in COLUMNS for cell in (name, f"± {name}"))]]
     for variant, by_seed in sorted(figures.items(), key=lambda item: np.mean([each[-1] for each in item[1].values()])):
@@ -194,10 +198,6 @@ def error_of(differences: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        folders = run_codes(sys.argv[1:])
-        if len(folders) != 1:
-            sys.exit(__doc__)
-        main(existing(folders[0]))
-    except SettingsError as error:
-        sys.exit(f"error: {error}")
+    with mistakes_explained():
+        (folder,) = arguments_asked(__doc__, "FOLDER")
+        main(existing(folder))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.errors import SettingsError
 from docs.scaling_law import main, read_budgets
 from model.config import GPTConfig
 from model.size import flops_per_token, without_weights
@@ -58,7 +59,7 @@ def test_a_rate_of_which_only_a_lucky_seed_is_finished_does_not_count_nor_does_a
 def test_sizes_of_several_attentions_or_texts_are_not_fitted_together(tmp_path, name):
     run = {"max_flops": 1e12, "parameters": 10, "val_bpb": 2.0}
     put_sweep(tmp_path, [run | {name: "a"}, run | {name: "b"}])
-    with pytest.raises(SystemExit, match=f"has several values of {name}: give a sweep of sizes alone"):
+    with pytest.raises(SettingsError, match=f"has several values of {name}: give a sweep of sizes alone"):
         read_budgets(tmp_path, "parameters")
 
 
@@ -100,10 +101,10 @@ def test_a_best_size_outside_those_tried_is_not_given(tmp_path, capsys):
 
 
 def test_a_folder_that_is_no_such_sweep_is_one_sentence(tmp_path):
-    with pytest.raises(SystemExit, match="^error: .*leaderboard.csv does not exist: give the folder"):
+    with pytest.raises(SettingsError, match="leaderboard.csv does not exist: name the file, or the folder"):
         main(tmp_path, tmp_path / "law.png")
     put_sweep(tmp_path, [{"max_flops": 1e9, "parameters": 5, "val_bpb": 2}])
-    with pytest.raises(SystemExit, match="^error: .*sweep both"):
+    with pytest.raises(SettingsError, match="sweep both"):
         main(tmp_path, tmp_path / "law.png")
 
 

@@ -216,12 +216,13 @@ def test_the_table_of_attentions_counts_the_tales_that_each_seed_keeps(train_con
     (stopped / "summary.json").write_text(json.dumps(summary | {"status": "stopped"}))
     faster = replace(train_config.optimizer, lr=0.5)
     train(replace(train_config, max_steps=1, optimizer=faster, run_dir=str(tmp_path / "runs" / "3")))
-    told = iter([made(64), [*made(62), "", STORY[:-9]], [""] * 64])
-    monkeypatch.setattr(tales_kept, "write_tales", lambda checkpoint: next(told))
+    written = iter([made(64), [*made(62), "", STORY[:-9]], [""] * 64])
+    monkeypatch.setattr(tales_kept, "write_tales", lambda checkpoint: next(written))
     tales_kept.main(tmp_path / "runs")
-    rows = capsys.readouterr().out.splitlines()[2:]
+    told, *rows = capsys.readouterr().out.splitlines()
+    assert told == "Some models have learned data=files, not tales."
     rate = f"optimizer.lr={train_config.optimizer.lr}"
-    assert rows == [
+    assert rows[2:] == [
         f"| `attention=sdpa {rate}` | 64 | 100% |",
         f"| `attention=sdpa+window model.attention_window=4 {rate}` | 62 | 97% |",
         "| `attention=sdpa optimizer.lr=0.5` | 0 | 0% |",
