@@ -113,9 +113,14 @@ def show(arguments: list[str]) -> None:
 def without_plus(overrides: list[str]) -> list[str]:
     """Return overrides without a +, which means nothing to a setting that exists already.
 
-    Only Hydra's own settings may be added to, and no group of options is.
+    Only Hydra's own settings may be added to, and no group of options is. Theirs get ++, for + is refused by a setting
+    that is there.
     """
-    return [each if each.lstrip("+").startswith("hydra.") else each.lstrip("+") for each in overrides]
+    bare = [each.lstrip("+") for each in overrides]
+    return [
+        f"++{name}" if each.startswith("+") and name.startswith("hydra.") else name
+        for each, name in zip(overrides, bare, strict=True)
+    ]
 
 
 def run_single(typed: dict[str, str], searched: list[str]) -> None:
@@ -570,6 +575,9 @@ def explain(error: BaseException) -> str | None:
     added = re.search(r"unexpected keyword argument '(\w+)'.* full_key: (\S+)", sentence)
     if added:  # typed with a +
         return explain_unknown(f"{added[2]}.{added[1]}", None)
+    written = re.match(r"In '(.*?)': ConfigKeyError .* full_key: (\S+)", sentence)
+    if written:  # in an option's file, such as an experiment's
+        return f"{written[1]}.yaml: {explain_unknown(written[2], None)}"
     group = re.match("Could not override '(hydra/[^'@]*)'", sentence)
     if group:
         of_search = group[1].startswith("hydra/sweeper/")

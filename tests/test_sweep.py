@@ -852,7 +852,7 @@ def test_the_plan_of_a_cluster_is_printed_here_and_leaves_nothing_behind(launche
     (temporary := tmp_path / "temporary").mkdir()
     plans = ("-m", "dry_run=true", f"hydra/launcher={launcher}", "seed=1,2", *tiny(tmp_path, max_steps=1))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    planned = run_here(*plans, cwd=cwd)
+    planned = run_here(*plans, "+hydra.sweep.subdir=a/${hydra.job.num}", cwd=cwd)
     assert planned.returncode == 0 and planned.stdout.count("\nmemory ") == 2, planned.stderr
     assert not list(cwd.iterdir()) and not list(temporary.glob("tinygpt-*"))
 
@@ -1313,6 +1313,24 @@ def test_a_setting_of_some_values_alone_is_answered_with_variants_that_run(asked
 def test_a_setting_of_another_launcher_or_sweeper_is_answered_with_its_option(typed, added, tmp_path):
     said = refusal(typed, "seed=1,2", cwd=tmp_path)
     assert said == f"error: {typed.partition('=')[0]} has no effect here: add {added}, or leave it out.\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (
+            "launcher: {n_jobs: 2}",
+            "hydra.launcher.n_jobs has no effect here: add hydra/launcher=joblib, or leave it out",
+        ),
+        ("sweep: {subdirs: a}", "there is no setting hydra.sweep.subdirs: --cfg hydra shows those of Hydra"),
+    ],
+)
+def test_a_setting_of_another_launcher_in_an_experiment_is_told_with_its_file(written, said, tmp_path):
+    """Hydra's own words, `ConfigKeyError raised while composing config`, had no remedy."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\nhydra: {{{written}}}\n")
+    told = run_here("-m", "--config-dir=.", "experiment=mine", "seed=1,2", "dry_run=true", cwd=tmp_path)
+    assert told.stderr == f"error: experiment/mine.yaml: {said}.\n"
 
 
 @pytest.mark.slow
