@@ -200,9 +200,9 @@ NAMES = {
     "model.rope_scaling: linear, yarn or llama3, by model.rope_scaling_factor": (
         "use_rope_scaling rope_scaling_type rope_type rope_parameters rope_condense_ratio rope_adjustments"
     ),
-    "model.rope_scaling_factor: with model.rope_scaling=linear, yarn or llama3": (
-        "rotary_scaling_factor rotary_interpolation_factor rotary_seq_len_interpolation_factor rope_factor"
-    ),
+    "model.rope_scaling_factor: with model.rope_scaling=linear, yarn or llama3": """
+        rotary_scaling_factor rotary_interpolation_factor rotary_seq_len_interpolation_factor rope_factor rope_pi_ratio
+    """,
     "model.rope_trained_length": "original_max_position_embeddings",
     "model.attention_window: of all layers, or of those with +window, as in attention=sdpa+window/sdpa": """
         attention_window attn_window sliding_window sliding_window_size use_sliding_window window window_size
@@ -306,7 +306,7 @@ NAMES = {
     "schedule.decay_fraction: the share of all steps, at their end, in which the rate falls": """
         decay_steps num_decay_steps lr_decay_steps decay_iters wsd_decay_steps lr_wsd_decay_iters decay_ratio cooldown
         cooldown_steps cooldown_frac cooldown_fraction stable_steps num_stable_steps warmdown_iters warmdown_steps
-        warmdown_ratio
+        warmdown_ratio wsd_decay_ratio
     """,
     "schedule: warmup_stable_decay, of which docs/training.md begins another period by resume=RUN and more steps": """
         num_cycles num_periods period_lengths cycle_length cycle_steps cycle_mult first_cycle_steps lr_restarts restarts
@@ -674,6 +674,9 @@ NAMES = {
     ": sampling always keeps keys and values of earlier tokens": (
         "use_cache use_kv_cache kv_cache cache_implementation cache_config"
     ),
+    ": keys and values are kept in the type in which the model computes": """
+        kv_cache_dtype cache_dtype kv_dtype kv_cache_quantization kv_bits cache_type_k cache_type_v type_k type_v
+    """,
     ": docs/interop.md has speculative decoding in Python": """
         assistant_model num_assistant_tokens prompt_lookup_num_tokens draft_model speculative_model num_speculations
         speculative_config speculative_tokens
@@ -697,7 +700,7 @@ NAMES = {
     ),
     ": there is no penalty, and a higher temperature with top_p repeats less": """
         repetition_penalty repeat_penalty repeat_last_n frequency_penalty presence_penalty penalty_alpha
-        no_repeat_ngram_size
+        no_repeat_ngram_size dry_multiplier dry_base dry_allowed_length xtc_probability xtc_threshold
     """,
     ": docs/library.md has the lines that guide a text by another prompt": "guidance_scale cfg_scale negative_prompt",
     ": docs/library.md has the lines for the log probabilities of tokens": (
@@ -864,7 +867,7 @@ VALUES = {
         "learned": "absolute learned_absolute",
         "none: the causal mask alone": "nope null false",
     },
-    "model.rope_scaling": {"none": "null false"},
+    "model.rope_scaling": {"none": "null false", "yarn: the nearest": "dynamic ntk ntk_aware longrope"},
     "precision": {
         "fp16": "16 16-mixed 16-true float16 half",
         "bf16": "bfloat16 bf16-mixed bf16-true",
