@@ -19,7 +19,7 @@ import tiktoken
 
 from common.console import print_error, progress_bar, say
 from common.errors import DataError, SettingsError, format_value, naming
-from common.files import keep_copies, locked, os_errors_named, read_foreign, regular, remove, user_path
+from common.files import holder_of, keep_copies, locked, os_errors_named, read_foreign, regular, remove, user_path
 from common.text import plural, visible
 from data.encoding import PARTS, UNSEEN, decode_text, has_letters_in_parts, has_unseen_signs
 from data.fields import Record
@@ -375,6 +375,7 @@ def lock_results(file: Path, config: SampleConfig, stack: ExitStack) -> None:
         stack.enter_context(locked(beside))
     except BlockingIOError:
         problem = f"results={config.results} is being written by another process, or by one that Ctrl-Z halted"
+        problem += holder_of(beside)
         raise SettingsError(problem, "name a new file, or stop that one first, a halted one by fg and Ctrl-C") from None
     stack.callback(remove, beside)
 

@@ -4,6 +4,7 @@ import errno
 import logging
 import math
 import os
+import platform
 import re
 import secrets
 import shlex
@@ -261,7 +262,8 @@ def lock(file: Path, wait: float = 0.2) -> IO[str]:
 def locked(file: Path, wait: float = 0.2) -> Iterator[bool]:
     """Hold a file's lock inside, and yield whether the disk has locks.
 
-    One that has none is told once. Raises BlockingIOError if another process holds the lock.
+    One that has none is told once. The file names this process, for holder_of(). Raises BlockingIOError if another
+    process holds the lock.
     """
     try:
         held = lock(file, wait)
@@ -270,7 +272,26 @@ def locked(file: Path, wait: float = 0.2) -> Iterator[bool]:
         yield False
         return
     with held:
-        yield True
+        name_holder(held, f"process {os.getpid()} on {platform.node()}")
+        try:
+            yield True
+        finally:
+            name_holder(held, "")
+
+
+def name_holder(held: IO[str], name: str) -> None:
+    """Write a name into an open file in place of its content, if that can be written."""
+    with suppress(OSError):  # of another user's file, or of a full disk
+        os.ftruncate(held.fileno(), 0)
+        os.write(held.fileno(), name.encode())
+
+
+def holder_of(file: Path) -> str:
+    """Return the process that holds a file's lock, as " (process 1234 on a machine)"; "" if nobody knows."""
+    with suppress(OSError):
+        holder = file.read_text(encoding="utf-8", errors="replace")
+        return f" ({holder})" if holder else ""
+    return ""
 
 
 @cache

@@ -25,6 +25,7 @@ from common.console import progress_bar
 from common.errors import DataError, SettingsError, first_line
 from common.files import (
     UNFINISHED,
+    holder_of,
     is_locked,
     locked,
     make_shared_folder,
@@ -129,9 +130,8 @@ def prepare(
         if text is None:
             make_shared_folder(root)
             if is_locked(root / ".lock"):
-                log(
-                    f"Another run is preparing a text in {root}; waiting for it. If Ctrl-Z halted it, fg lets it go on."
-                )
+                other = f"Another run{holder_of(root / '.lock')}"
+                log(f"{other} is preparing a text in {root}; waiting for it. If Ctrl-Z halted it, fg lets it go on.")
             with locked(root / ".lock", wait=math.inf) as is_alone:
                 share(root / ".lock")
                 # Remove the unfinished folders of killed runs, or of one that goes on on a disk without locks.

@@ -16,7 +16,7 @@ from typing import IO, Any
 import yaml
 
 from common.errors import SettingsError
-from common.files import locked, pointed, user_path
+from common.files import holder_of, locked, pointed, user_path
 from common.text import flat
 
 log = logging.getLogger("tinygpt")
@@ -161,5 +161,6 @@ def lock_run(run: Path, stack: ExitStack, setting: str = "run_dir") -> None:
 
 def in_use(run: Path, setting: str) -> SettingsError:
     """Return the error for a directory that another process has locked."""
-    problem = f"{setting}={run} is in use by a run that is still going on, or that Ctrl-Z halted"
+    holder = holder_of(run / ".lock")
+    problem = f"{setting}={run} is in use by a run that is still going on, or that Ctrl-Z halted{holder}"
     return SettingsError(problem, "stop that one first, a halted one by fg and Ctrl-C")

@@ -834,7 +834,7 @@ def test_auto_takes_the_newest_run_that_is_neither_finished_nor_going_on(config,
     with ExitStack() as stack:
         lock_run(outputs / "second", stack)
         assert find_run("auto", str(outputs)) == outputs / "first"
-        with pytest.raises(SettingsError, match="still going on, or that Ctrl-Z halted: stop that one first"):
+        with pytest.raises(SettingsError, match="still going on, or that Ctrl-Z halted .*: stop that one first"):
             train(replace(config, resume=str(outputs / "second")))
     assert find_run("auto", str(tmp_path / "nothing")) is None
     (outputs / "second/checkpoints/last").resolve().joinpath("meta.json").write_text("{}")
@@ -1175,7 +1175,8 @@ def test_a_run_that_is_in_use_perhaps_halted_by_ctrl_z_is_named(tmp_path, monkey
         assert find_run("auto", None) is find_run("auto", str(run)) is None
         (said,) = caplog.messages
         assert f"in outputs/ and multirun/ but {run}, which is in use (if Ctrl-Z halted it, fg lets it go on): " in said
-        used = f"run_dir={run} is in use by a run that is still going on, or that Ctrl-Z halted: stop that"
+        holder = f"process {os.getpid()} on .*"
+        used = f"run_dir={run} is in use by a run that is still going on, or that Ctrl-Z halted .{holder}: stop that"
         for resume in (None, "auto"):
             with pytest.raises(SettingsError, match=f"^{used} one first, a halted one by fg and Ctrl-C"):
                 checkpoint_to_resume(TrainConfig(run_dir=str(run), resume=resume), stack)

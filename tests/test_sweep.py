@@ -673,7 +673,7 @@ MISTAKES = {
     "model=choice(1,2)": "model=1 does not exist: choose model from gpt2",
     "model=sort(2,1)": "an option is the name of a file, and a number or a truth is typed in its place: --help",
     "+hydra.launcher.n_jobs=1": "hydra.launcher.n_jobs has no effect here: add hydra/launcher=joblib, or leave it out.",
-    "+hydra.job.env_set.A=a,b": "type one, or '+hydra.job.env_set.A=\"a,b\"' for a text with commas.",
+    "+hydra.job.env_set.A=a,b": "type one, or '++hydra.job.env_set.A=\"a,b\"' for a text with commas.",
     # Texts that are numbers or lists to Hydra.
     "code=3,4": "code=3 cannot be read (No such file or directory): give a Python file that registers a form",
     "init_from=[1,2],[3]": "init_from=[1,2]: it does not exist: give a run directory, a checkpoint, or hf:NAME",
