@@ -287,7 +287,7 @@ def name_holder(held: IO[str], name: str) -> None:
 
 
 def holder_of(file: Path) -> str:
-    """Return the process that holds a file's lock, as " (process 1234 on a machine)"; "" if nobody knows."""
+    """Return " (process 1234 on a machine)" for a locked file, "" if nobody knows."""
     with suppress(OSError):
         holder = file.read_text(encoding="utf-8", errors="replace")
         return f" ({holder})" if holder else ""
