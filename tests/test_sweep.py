@@ -340,7 +340,15 @@ def test_a_table_has_the_single_runs_beside_the_jobs_of_sweeps(tmp_path):
     put_run(tmp_path / "third", "sdpa", 3, 2.0)
     put_job(tmp_path / "sweep", 0, "tokenizer=byte", "model.attention=linear", val_bpb=4.0)
     put_job(tmp_path / "sweep", 1, "tokenizer=byte", "model.attention=sdpa", val_bpb=1.0)
-    put_job(tmp_path / "sweep", 2, "tokenizer=byte", "model.attention=none", reason="there is none", val_bpb=None)
+    put_job(
+        tmp_path / "sweep",
+        2,
+        "tokenizer=byte",
+        "model.attention=none",
+        status="failed",
+        reason="there is none",
+        val_bpb=None,
+    )
     text = write_leaderboard(tmp_path)
     head, best, worst, failed = cells(text)
     assert head[:2] == ["attention", "seed"] and "tokenizer" not in head and "model.attention" not in head
@@ -600,6 +608,21 @@ def test_a_job_knows_whether_its_folder_holds_its_run(tmp_path):
     (job / "job.json").unlink()
     with pytest.raises(SettingsError, match="unknown settings"):
         begin_job(job, 3, ["seed=4"])
+
+
+def test_a_job_that_failed_is_finished_once_another_process_has_ended_its_run(tmp_path):
+    for number, loss in enumerate((2.0, 3.0)):
+        job = tmp_path / str(number)
+        job.mkdir()
+        begin_job(job, number, [f"seed={number}"])
+        put_summary(job, seed=number, val_loss=loss, val_bpb=loss, status="running" if number else "finished")
+    fail_job(tmp_path / "1", SettingsError("is in use"))
+    assert [job.status for job in read_jobs(tmp_path)] == ["finished", "failed"]
+    put_summary(tmp_path / "1", seed=1, val_bpb=3.0)  # as the process that used the folder
+    figures = f"{statistics.mean((2.0, 3.0)):.4f} ± {statistics.stdev((2.0, 3.0)):.4f}"
+    assert figures in markdown(read_jobs(tmp_path))
+    (tmp_path / "1" / "job.json").write_text("{")  # nobody knows its settings
+    assert {job.status for job in read_jobs(tmp_path)} == {"finished", "failed"}
 
 
 def test_every_combination_runs_with_every_variant_and_a_job_that_fails_does_not_end_the_others(tmp_path, capsys):
