@@ -47,7 +47,7 @@ from model.config import GPTConfig
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
 from sweeps.grid import VARIANTS
 from sweeps.hydra_versions import VERSION_BASE, help_unchecked, hydra_kept, main, no_job, register_resolver, store
-from sweeps.ranges import SETTINGS, for_hydra
+from sweeps.ranges import SETTINGS, TEXTS, for_hydra
 from training.config import TrainConfig
 
 log = logging.getLogger("tinygpt")
@@ -538,12 +538,14 @@ def explain(error: BaseException) -> str | None:
         shown = ("data.path", "notes (1).txt") if set(value) & set("\"'\\,()[]{}") else (name, value)
         example = "'{}=\"{}\"', on Windows \"{}='{}'\"".format(*shown, *shown)  # its PowerShell removes double quotes
         remedy = f"{quoted}, as in {example}; ranges are choice(2,4,8) and range(1,5)"
+        if name in {*SETTINGS} - TEXTS and re.match(r"[\w.*]+\(", value):  # a number takes no quotes
+            remedy = f"list values, as in {name}=A,B; ranges are choice(2,4,8) and range(1,5)"
         of_null = re.search(r"(choice|shuffle|sort)\(([^()]*\bnull\b[^()]*)\)", value)
         if of_null:
             remedy = f"Hydra's {of_null[1]} takes no null: list the values, as in {name}={of_null[2]}"
         if str(error.override).startswith("hydra.sweeper.variants="):
             remedy = VARIANTS
-        if re.match(r"\w*(uniform|normal|rand|space)\w*\(", value):
+        if re.match(r"[\w.]*(uniform|normal|rand|space|logrange)\w*\(", value):
             remedy = f"list values, as in {name}=A,B; {DRAWN}"
         if str(error.override).startswith("hydra.sweeper.params="):
             remedy = "type the values of each setting, as in seed=1,2"

@@ -123,10 +123,21 @@ def way_without_dashes(name: str, typed: Mapping[str, str], names: Collection[st
     """
     bare = name.lstrip("-")
     value = typed.get(bare)
+    apart = taken_apart(f"{bare}={value}", names)
+    if apart:
+        return apart
     if bare in names:
         return f"type {shlex.quote(f'{bare}={value}') if value else f'{bare}=VALUE'}"
     is_word = bare == name and before  # perhaps of a text without quotes
     return "--help all lists them" if is_word else remedy_for_unknown(bare, names, typed)
+
+
+def taken_apart(argument: str, names: Collection[str]) -> str:
+    """Return what to type in place of an argument that holds several settings; "" if it holds one."""
+    first, *others = argument.split() or [""]
+    is_several = all("=" in word and (word.startswith("--") or word.partition("=")[0] in names) for word in others)
+    apart = shlex.join([first, *(word.lstrip("-") for word in others)])
+    return f"type each as an argument of its own: {apart}" if others and is_several else ""
 
 
 def tell_repeated(arguments: Iterable[str], is_sweep: bool = True) -> None:
@@ -218,6 +229,9 @@ def build(schema: type[Schema], values: dict[str, Any], left_out: Callable[[str]
         return make(schema, "")
     except SettingsError as error:
         name = error.setting
+        apart = taken_apart(f"{name}={error.value}", settings)
+        if apart:  # quotes hold several arguments together
+            error.remedy = apart
         if not error.remedy and error.value.lower() in NO_LIMIT:
             error.remedy = remedy_below(schema, values, name)
         if not error.remedy and name in settings:

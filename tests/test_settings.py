@@ -446,6 +446,9 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m model.n_kv_head=sort(null,1)": "sort takes no null: list the values, as in model.n_kv_head=null,1.",
     "-m model.n_kv_head=shuffle(choice(2,null))": "choice takes no null: list the values, as in model.n_kv_head=2,null",
     "-m optimizer.lr=loguniform(1e-4,1e-1)": "list values, as in optimizer.lr=A,B; hydra/sweeper=optuna draws values",
+    "-m optimizer.lr=logrange(-4,-2,3)": "list values, as in optimizer.lr=A,B; hydra/sweeper=optuna draws values",
+    "-m optimizer.lr=np.logspace(-4,-2,3)": "list values, as in optimizer.lr=A,B; hydra/sweeper=optuna draws values",
+    "-m optimizer.lr=10**range(-4,-2)": "list values, as in optimizer.lr=A,B; ranges are choice(2,4,8) and range(1,5)",
     "-m hydra/sweeper=random": "choose hydra/sweeper from basic, decide, grid; hydra/sweeper=optuna draws values",
     "-m hydra.job.env_set.A=1": "hydra.job.env_set.A is new to Hydra: type +hydra.job.env_set.A=VALUE.",
     "+hydra.job.env_set.A=1": "hydra.job.env_set.A=1 is for sweeps: type A=1 before the command.",
@@ -701,6 +704,20 @@ def test_a_setting_with_dashes_is_answered_with_what_to_type():
         with pytest.raises(SettingsError) as refused:
             parse_overrides(typed.split(), NAMES_OF[script])
         assert f"settings are typed NAME=VALUE, without dashes; {said}" in refused.value.remedy
+
+
+@pytest.mark.parametrize("typed", ["seed=2 max_steps=3", "--seed=2 --max_steps=3", "--seed=2 max_steps=3"])
+def test_several_settings_within_quotes_are_answered_with_arguments_that_can_be_typed(typed):
+    with pytest.raises(SettingsError) as refused:
+        build(TrainConfig, parse_overrides([typed], NAMES_OF["train.py"]))
+    said = refused.value.remedy.rpartition("argument of its own: ")[2]
+    config = build(TrainConfig, parse_overrides(shlex.split(said)))
+    assert (config.seed, config.max_steps) == (2, 3)
+
+
+def test_a_text_may_hold_what_looks_like_a_setting():
+    config = build(TrainConfig, parse_overrides(["wandb.notes=better with seed=2"], NAMES_OF["train.py"]))
+    assert config.wandb.notes == "better with seed=2"
 
 
 def test_a_name_is_near_another_by_its_words():
