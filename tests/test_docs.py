@@ -265,7 +265,7 @@ def test_every_script_module_and_setting_that_a_page_names_exists(page):
     if page.stem == "CHANGELOG":  # which names settings that are gone
         return
     known = {name for schema in SCHEMAS.values() for name in setting_hints(schema)} | {*GROUPS}
-    known |= {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir"}
+    known |= {"hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir", "hydra.sweeper.n_jobs"}  # the last of Optuna
     known |= {f"hydra.sweeper.{name}" for name in OF_OPTUNA}
     for group in ("sweeper", "launcher"):
         for file in (ROOT / "conf/hydra" / group).glob("*.yaml"):
