@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from common.errors import DataError
-from data.fields import Record, listed, path_of, text_fields, value_of
+from data.fields import MOST_NAMES, Record, listed, path_of, text_fields, value_of
 from data.json_records import LARGEST_ARRAY, whole_number
 from data.opening import is_named, jq, opened_text
 
@@ -44,6 +44,11 @@ def without_text(record: Record, field: str, format: str) -> DataError:
         return DataError(fault, step, value=source)
     names = text_fields(fields)
     remedy = f"choose one of {listed(names)}" if names else "choose another field"
+    # Earlier records have the field: this one may be empty, or damaged.
+    if format in ("json", "jsonl") and not is_there and place not in ("line 1", "record 1"):
+        program = f"{each(format)}select({path_of(fields, field)} | strings)"
+        rest = f"{jq(source, program)} leaves out records without it"
+        remedy = f"{remedy}, or {rest}" if names else rest
     remedy += ", or data=text" * bool(format) + numbers
     # Such as a question and its answer: one alone would lose half of the text. Other records may have one that is null.
     pair = [name for name in text_fields(fields, or_null=True) if not AN_ID.fullmatch(name)]
@@ -138,6 +143,8 @@ def records_within(file: str, field: str) -> str:
         table = rows_within(whole, field)
         if table:
             return table
+        if len(whole) > MOST_NAMES and all(isinstance(text, str) for text in whole.values()):
+            return f".[] | {{{json.dumps(field)}: .}}"  # texts by their ids: a record has fewer fields
         lists = {
             name: len(value)
             for name, value in whole.items()
@@ -153,7 +160,10 @@ def lists_within(whole: dict[str, Any], field: str) -> str:
     """Return jq's program that makes records of an object's longest list of lists, or "".
 
     So are conversations: {"conversations": [["Hello", "Hi"], …]}. A list of strings alone may be a single one.
+    Or the lists of many ids, such as conversations of messages.
     """
+    if len(whole) > MOST_NAMES and has_lists([*whole.values()]):
+        return f".[] | {joined_strings(field)}"
     sizes = {name: len(value) for name, value in whole.items() if isinstance(value, list) and has_lists(value)}
     if not sizes:
         return ""
@@ -174,6 +184,7 @@ def rows_within(whole: dict[str, Any], field: str) -> str:
     """Return jq's program that makes records of a table in an object; "" if it is none.
 
     So is what pandas writes: {"text": {"0": …}} by columns, {"0": {"text": …}} by rows, or rows beside names.
+    So are records by their ids.
     """
     texts = whole.get(field)
     names = whole.get("columns")
@@ -186,8 +197,10 @@ def rows_within(whole: dict[str, Any], field: str) -> str:
         return f".{json.dumps(field)}[] | {each}"
     if isinstance(names, list) and field in names and isinstance(rows, list):
         return f".data[] | {{{json.dumps(field)}: .[{names.index(field)}]}}"
-    if len(whole) > 1 and all(isinstance(row, dict) and field in row for row in whole.values()):
-        return ".[]"
+    if len(whole) > 1 and all(isinstance(row, dict) for row in whole.values()):
+        filled = [row.keys() for row in whole.values() if row]
+        if filled and set.intersection(*map(set, filled)):  # records by their ids, of which some may be empty
+            return ".[]"
     if len(whole) > 1 and all(name.isdecimal() and isinstance(text, str) for name, text in whole.items()):
         return f".[] | {each}"
     for name, value in whole.items():

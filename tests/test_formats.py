@@ -686,6 +686,55 @@ def test_a_table_in_one_object_of_json_has_the_command_that_makes_a_line_of_each
     assert read(tmp_path / "LINES.jsonl")[0] == ["one", "two\nlines"]
 
 
+RECIPES = {
+    "r7": {"title": "soup", "ingredients": ["salt"], "steps": "Stir.", "picture": None},
+    "r8": {},
+    "r9": {"title": "pie", "ingredients": ["flour", "butter"], "steps": "Bake."},
+}
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("field", ["text", "steps"])
+def test_records_by_their_ids_become_lines_whatever_their_field_and_empty_ones_are_left_out(tmp_path, field, indent):
+    """The advice was to choose the title of one record, r7.title."""
+    (tmp_path / "a.json").write_text(json.dumps(RECIPES, indent=indent))
+    try:
+        said = read(tmp_path / "a.json", text_field=field)[1].note_lines()[0]
+    except DataError as error:
+        said = f"({error.remedy}"
+    command = re.search(r"\((jq .*?) makes", said)[1].replace("FILE", "a.json").replace("a.lines", "LINES")
+    subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path)
+    with pytest.raises(DataError, match="line 2 has no field .*: jq .* leaves out records") as caught:
+        read(tmp_path / "LINES.jsonl", text_field="steps")
+    subprocess.run(["bash", "-c", caught.value.remedy.partition(" leaves out ")[0]], check=True)
+    assert read(tmp_path / "LINES.lines.jsonl", text_field="steps")[0] == ["Stir.", "Bake."]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_a_record_without_the_field_of_those_before_it_has_the_command_that_leaves_it_out(tmp_path):
+    records = [{"a": {"b": "one"}}, {"a": {"c": "x"}}, {"other": "y"}, {"a": {"b": None}}, {"a": {"b": "two"}}]
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    with pytest.raises(DataError, match="record 2 .*: choose one of a.c, or jq .* leaves out ") as caught:
+        read(tmp_path / "a.json", text_field="a.b")
+    command = caught.value.remedy.partition(", or ")[2].partition(" leaves out ")[0]
+    subprocess.run(["bash", "-c", command], check=True)
+    assert read(tmp_path / "a.lines.jsonl", text_field="a.b")[0] == ["one", "two"]
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("is_conversation", [False, True])
+def test_a_file_of_many_texts_by_their_names_becomes_lines(tmp_path, is_conversation):
+    """As a dictionary: the advice was to choose one of its words, or to join the strings of one conversation."""
+    texts = {f"w{number}": f"sense {number}" for number in range(60)}
+    whole = {name: [{"content": text}] if is_conversation else text for name, text in texts.items()}
+    (tmp_path / "a.json").write_text(json.dumps(whole))
+    with pytest.raises(DataError, match="makes a line of each row") as caught:
+        read(tmp_path / "a.json")
+    subprocess.run(["bash", "-c", caught.value.remedy.removesuffix(" makes a line of each row")], check=True)
+    assert read(tmp_path / "a.lines.jsonl")[0] == [*texts.values()]
+
+
 def test_a_text_in_parts_from_a_person_is_told_where_the_person_stays(tmp_path):
     """As Telegram has it: the command that joins the parts leaves out who said them."""
     record = {"type": "message", "from": "Ann", "text": ["see ", {"type": "link", "text": "https://a.b"}]}
