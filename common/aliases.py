@@ -41,6 +41,11 @@ NAMES = {
         group_by group_by_field group_field group_column group_col group_key group_split group_kfold split_by
         data.group
     """,
+    "data.val_path: each fold in its turn, as docs/data.md divides a text; what is held out goes by no seed": """
+        k_fold kfold k_folds n_folds num_folds n_splits fold folds cv cv_folds cross_validation cross_val data.fold
+        data.folds data.k_fold split_seed val_seed validation_seed test_seed data.seed data.split_seed data.val_seed
+        data.random_state
+    """,
     "data.text_field": "text_column text_column_name text_key",
     "data.path: a shorter file, as head -n 1000 FILE writes it": (
         "max_train_samples max_samples max_examples max_documents num_examples sample_size limit limit_train_batches"
@@ -68,7 +73,8 @@ NAMES = {
     "seed: one for the initial weights, the order of the text and the dropout": (
         "data_seed shuffle_seed sampler_seed init_seed model_seed weight_seed dropout_seed"
     ),
-    "seed": "random_seed rng_seed manual_seed random_state seed_everything",
+    "seed": "random_seed rng_seed manual_seed seed_everything",
+    "seed: of the weights, the order and the dropout; what is held out goes by no seed": "random_state",
     "data.val_path: the same file as data.path, of a few hundred letters, is learned by heart": (
         "overfit_batches overfit_one_batch overfit_single_batch overfit"
     ),
@@ -660,7 +666,7 @@ NAMES = {
     "temperature: temperature=0 takes the likeliest token": "do_sample greedy",
     "stop": """
         truncate stop_sequences stop_sequence stop_strings stop_string stop_words stop_tokens stop_token_ids
-        stopping_strings custom_stopping_strings antiprompt reverse_prompt
+        stopping_strings custom_stopping_strings antiprompt reverse_prompt stop_words_list stopping_criteria
     """,
     r"stop: 'stop=\n' ends a sample with its first line; python sample.py | head -n 3 ends it with its third": (
         "single_line singleline stop_at_newline max_lines num_lines stop_lines max_newlines"

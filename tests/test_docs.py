@@ -107,6 +107,19 @@ def test_lines_that_remove_files_find_those_of_a_folder_that_is_a_link(page, hav
     assert not (step / "optimizer.safetensors").exists()
 
 
+@pytest.mark.skipif(shutil.which("shuf") is None, reason="needs shuf and split of GNU")
+def test_the_folds_of_a_cross_validation_hold_out_each_document_once(tmp_path):
+    documents = {f'{{"text": "document {number}"}}' for number in range(43)}
+    (tmp_path / "notes.jsonl").write_text("".join(f"{each}\n" for each in [*documents, *documents]))
+    (tmp_path / "fold_ax.txt").touch()
+    subprocess.run(["bash", "-ec", f"python() {{ :; }}\n{bash_of('data.md', 'fold_')}"], cwd=tmp_path, check=True)
+    held = {file.name: file.read_text().splitlines() for file in tmp_path.glob("fold_a?.jsonl")}
+    assert sorted(map(len, held.values())) == [8, 8, 9, 9, 9]
+    assert sorted(line for lines in held.values() for line in lines) == sorted(documents)
+    for name, lines in held.items():
+        assert sorted((tmp_path / f"rest_{name}").read_text().splitlines()) == sorted(documents - {*lines})
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
 def test_lines_of_jq_write_one_template_or_none_and_count_samples_of_several_lines(tmp_path):
