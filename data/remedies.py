@@ -2,8 +2,9 @@
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from common.errors import DataError
@@ -156,6 +157,17 @@ def records_within(file: str, field: str) -> str:
     return ""
 
 
+def shared_names(rows: Iterable[Any]) -> set[str]:
+    """Return the fields that all records have, but for empty ones; none if a row is no record."""
+    shared: set[str] | None = None
+    for row in rows:
+        if not isinstance(row, dict):
+            return set()
+        if row:
+            shared = {*row} if shared is None else shared & {*row}
+    return shared or set()
+
+
 def lists_within(whole: dict[str, Any], field: str) -> str:
     """Return jq's program that makes records of an object's longest list of lists, or "".
 
@@ -184,7 +196,7 @@ def rows_within(whole: dict[str, Any], field: str) -> str:
     """Return jq's program that makes records of a table in an object; "" if it is none.
 
     So is what pandas writes: {"text": {"0": …}} by columns, {"0": {"text": …}} by rows, or rows beside names.
-    So are records by their ids.
+    So are records by their ids, and lists of records of one kind.
     """
     texts = whole.get(field)
     names = whole.get("columns")
@@ -197,12 +209,14 @@ def rows_within(whole: dict[str, Any], field: str) -> str:
         return f".{json.dumps(field)}[] | {each}"
     if isinstance(names, list) and field in names and isinstance(rows, list):
         return f".data[] | {{{json.dumps(field)}: .[{names.index(field)}]}}"
-    if len(whole) > 1 and all(isinstance(row, dict) for row in whole.values()):
-        filled = [row.keys() for row in whole.values() if row]
-        if filled and set.intersection(*map(set, filled)):  # records by their ids, of which some may be empty
-            return ".[]"
+    if len(whole) > 1 and shared_names(whole.values()):  # records by their ids
+        return ".[]"
     if len(whole) > 1 and all(name.isdecimal() and isinstance(text, str) for name, text in whole.items()):
         return f".[] | {each}"
+    if len(whole) > 1 and all(isinstance(value, list) for value in whole.values()):  # lists of records, as of splits
+        shared = shared_names(chain(*whole.values()))
+        if field in shared or (shared and len(whole) <= MOST_NAMES):  # else each of many lists is a text
+            return ".[][]"
     for name, value in whole.items():
         is_rows = isinstance(value, list) and all(isinstance(row, dict) and field in row for row in value)
         if is_rows and value and name != field:  # else it is a text in parts

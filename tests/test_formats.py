@@ -665,6 +665,7 @@ TABLES = {
     "apart from names": {"columns": ["id", "text"], "index": [0, 1], "data": [[1, "one"], [2, "two\nlines"]]},
     "a schema": {"schema": {"fields": ["a"], "pandas_version": "1"}, "data": [{"text": "one"}, {"text": "two\nlines"}]},
     "lists": {"id": [1, 2], "text": ["one", "two\nlines"]},
+    "splits": {"train": [{"text": "one"}], "test": [{"text": "two\nlines", "id": 2}]},
     "a version": {"version": "1.1", "title": "x", "data": [{"text": "one"}, {"text": "two\nlines"}]},
 }
 
