@@ -121,9 +121,14 @@ def read_summary(directory: Path | str) -> Summary | None:
 
 
 def read_job(folder: Path) -> JobRecord | None:
-    """Return a folder's job.json; None if it is missing or unreadable."""
+    """Return a folder's job.json; None if it is missing or unreadable.
+
+    The reason of a failed attempt is left out if the run has finished since, perhaps in another process, as by resume=.
+    """
     with suppress(TypeError):
-        return JobRecord(**_read(folder / JOB))
+        record = JobRecord(**_read(folder / JOB))
+        summary = read_summary(folder) if record.reason else None
+        return replace(record, reason=None) if summary and summary.status == "finished" else record
     return None
 
 

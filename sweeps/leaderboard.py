@@ -148,7 +148,7 @@ def read_jobs(sweep: Path | str) -> list[Job]:
     """
     sweep = Path(sweep)
     # Read the records of the jobs, by folder.
-    found = {path.parent: record_of(path) for path in sweep.glob(f"*/**/{JOB}")}
+    found = {path.parent: read_job(path.parent) or unreadable(path) for path in sweep.glob(f"*/**/{JOB}")}
     alone = [path.parent for path in sweep.glob(f"*/**/{SUMMARY}") if path.parent not in found]
     edited: dict[Path, dict[str, str]] = {}
     settings = {folder: settings_of(folder, edited) for folder in [*found, *alone]}
@@ -344,18 +344,6 @@ def has_versions(jobs: Iterable[Job], name: str) -> bool:
                 versions.setdefault(alike, set()).add(getattr(job.summary, name))
     unknown = {None} if name in ("text_hash", "weights_hash", "computed_in") else set()  # before they were kept
     return any(len(hashes - unknown) > 1 for hashes in versions.values())
-
-
-def record_of(file: Path) -> JobRecord:
-    """Return the record in a job.json, without the reason of a failed attempt if the run has finished since.
-
-    Another process may have ended it, such as a job of a sweep whose command was killed, or resume=.
-    """
-    record = read_job(file.parent)
-    if record is None:
-        return unreadable(file)
-    summary = read_summary(file.parent)
-    return replace(record, reason=None) if summary and summary.status == "finished" else record
 
 
 def unreadable(file: Path) -> JobRecord:
