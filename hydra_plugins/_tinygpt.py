@@ -53,7 +53,7 @@ class AfterJob(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         asked = threads_asked()
         if asked and config.hydra.runtime.choices["hydra/launcher"] == "joblib":
-            # Of both numbers torch takes the smaller, and joblib gives its workers one of MKL's, unless there is one.
+            # torch takes MKL's number before OpenMP's, and joblib gives its workers one of MKL's, unless there is one.
             os.environ.setdefault("MKL_NUM_THREADS", str(asked))
         sweeper = config.hydra.sweeper
         if not sweeper._target_.startswith(f"{__name__}."):

@@ -101,9 +101,27 @@ def test_a_resumed_run_keeps_its_threads_and_omp_num_threads_goes_first(monkeypa
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         with threads_of_run(3) as note:
             assert given[-1] == 4 and note == expected
-    monkeypatch.setenv("MKL_NUM_THREADS", "4")  # of both numbers torch takes the smaller
-    with threads_of_run(3) as note:
-        assert note == " with 4 threads: OMP_NUM_THREADS=8 is more than MKL_NUM_THREADS=4: leave one of them out"
+
+
+@pytest.mark.parametrize(
+    ("omp", "mkl", "said"),
+    [
+        ("8", "4", "is more than MKL_NUM_THREADS=4: leave one of them out"),
+        ("1", "4", "is fewer than MKL_NUM_THREADS=4: leave one of them out"),
+        ("1", "100", "is fewer than MKL_NUM_THREADS=100: leave one of them out"),
+        ("8", "6", "is more than torch takes here, or was set after it was imported"),
+        ("2", "1", "must be set before torch is imported"),
+        ("2", "4,1", "must be set before torch is imported"),
+    ],
+)
+def test_a_number_of_mkl_is_named_where_torch_takes_it_and_not_that_of_openmp(monkeypatch, omp, mkl, said):
+    """With 1 and 2 the first was said to be set too late."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    monkeypatch.setenv("MKL_NUM_THREADS", mkl)
+    with threads_of_run(None) as note:
+        assert note == f" with 4 threads: OMP_NUM_THREADS={omp} {said}"
 
 
 @pytest.mark.parametrize(("cores", "left"), [(2, 1), (4, 2), (6, 4), (16, 4)])

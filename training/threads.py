@@ -43,19 +43,25 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
             if threads != before:
                 of = f" of {before}" if threads < before else ""  # torch may take fewer than there are
                 note = f" with {threads}{of} threads, as before"
-    elif asked < before:  # set by hydra.job.env_set, or in a notebook
-        note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} must be set before torch is imported"
-    elif asked > before:
-        reason = "is more than torch takes here, or was set after it was imported"
-        of_mkl = os.environ.get("MKL_NUM_THREADS", "").strip()
-        if of_mkl == str(before):  # torch takes the smaller number
-            reason = f"is more than MKL_NUM_THREADS={of_mkl}: leave one of them out"
-        note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} {reason}"
+    elif asked != before:
+        note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} {why_not(asked, before)}"
     torch.set_num_threads(threads)
     try:
         yield note
     finally:
         torch.set_num_threads(before)
+
+
+def why_not(asked: int, before: int) -> str:
+    """Return why torch has `before` threads where OMP_NUM_THREADS asks for another number."""
+    of_mkl = os.environ.get("MKL_NUM_THREADS", "").strip()
+    given = int(of_mkl) if of_mkl.isascii() and of_mkl.isdecimal() else None  # torch takes it before the other
+    if given is not None and (asked < before <= given or asked > before == given):
+        more = "more" if asked > before else "fewer"
+        return f"is {more} than MKL_NUM_THREADS={of_mkl}: leave one of them out"
+    if asked < before:  # set by hydra.job.env_set, or in a notebook
+        return "must be set before torch is imported"
+    return "is more than torch takes here, or was set after it was imported"
 
 
 def is_fork() -> bool:
