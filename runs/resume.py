@@ -316,10 +316,15 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
 
 def fact_of_other_data(settings: dict[str, Any], saved: Meta) -> str:
     """Return what has changed of the data of a run, whose fingerprint is another."""
-    before, now = (flat(each).get("data.source") for each in (saved.config, settings))
-    if not {before, now} & VOCABULARIES.keys():
-        return "the text or its modification time has changed"
-    return "the task has changed" if before == now else f"data={now} (was {before})"
+    before, now = (flat(each) for each in (saved.config, settings))
+    sources = [each.get("data.source") for each in (before, now)]
+    if {*sources} & VOCABULARIES.keys():
+        return "the task has changed" if sources[0] == sources[1] else f"data={sources[1]} (was {sources[0]})"
+    # A moved run leaves its paths behind, and without this one a part of data.path would be held out.
+    held_out = [each.get("data.val_path") for each in (before, now)]
+    if (held_out[0] is None) != (held_out[1] is None):
+        return f"data.val_path={format_value(held_out[1])} (was {format_value(held_out[0])})"
+    return "the text or its modification time has changed"
 
 
 def shapes_weights(name: str) -> bool:

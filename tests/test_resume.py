@@ -753,6 +753,22 @@ def test_other_data_of_a_resumed_run_is_named_as_text_or_task(before, now, said)
         check_settings(settings | {"data": settings["data"] | {"source": now}}, saved, settings, "b")
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("held.txt", None, r"data.val_path=null \(was held.txt\)"),
+        (None, "held.txt", r"data.val_path=held.txt \(was null\)"),
+        ("held.txt", "held/", "the text or its modification time has changed"),
+    ],
+)
+def test_a_text_for_validation_that_a_resumed_run_lacks_is_named(before, now, said):
+    """A moved run, which leaves its paths behind, was told that its text had changed."""
+    settings = asdict(TrainConfig(resume="RUN", data=DataConfig(path="a.txt", val_path=now)))
+    saved = Meta(settings | {"data": settings["data"] | {"val_path": before}}, data="a")
+    with pytest.raises(SettingsError, match=rf"would not be the same run: {said}: restore these, or"):
+        check_settings(settings, saved, settings, "b")
+
+
 def test_a_run_that_has_learned_a_task_is_not_gone_on_with_on_a_text():
     """Its tokenizer, which it never had, was told to be missing."""
     saved = Meta(asdict(TrainConfig(data=DataConfig(source="copy"))), files={"model.safetensors": {}})
