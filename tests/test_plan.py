@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -30,6 +30,7 @@ from model.config import GPTConfig
 from model.gpt import GPT
 from model.size import count_parameters, flops_per_token, without_weights
 from runs.checkpoint import Meta, Progress, as_json
+from runs.resume import check_settings
 from train import train, train_step
 from training import plan
 from training.config import OptimizerConfig, PlanConfig, TrainConfig
@@ -592,3 +593,18 @@ def test_a_plan_refuses_an_end_before_the_step_where_a_run_is_resumed(tmp_path):
         said = f"{name}={value} ends before step 40, where resume={tmp_path} is: raise it, or leave it out."
         with pytest.raises(SettingsError, match=re.escape(said)):
             plan.resumed_line(TrainConfig(resume=str(tmp_path), **{name: value}), 39)
+
+
+def test_a_plan_refuses_the_settings_that_the_resumed_run_would_refuse(tmp_path):
+    """It said that a run of one block goes on with three."""
+    (tmp_path / "checkpoints/step_40").mkdir(parents=True)
+    begun = TrainConfig(model=GPTConfig(n_layer=1, vocab_size=257), resume=str(tmp_path))
+    (tmp_path / "checkpoints/step_40/meta.json").write_text(as_json(Meta(asdict(begun), Progress(step=40))))
+    deeper = replace(begun.model, n_layer=3)
+    for change in (dict(model=deeper), dict(model=deeper, allow_changes=True), dict(seed=2), dict(batch_size=8)):
+        with pytest.raises(SettingsError, match=f"^resume={tmp_path} would not be the same run: ") as refused:
+            plan_run(train_step, replace(begun, **change))
+        with pytest.raises(SettingsError, match=f"^{re.escape(str(refused.value))}$"):
+            check_settings(asdict(replace(begun, **change)), Meta(asdict(begun)), asdict(TrainConfig()))
+    for change in ({}, dict(max_steps=60, micro_batch_size=4), dict(seed=2, allow_changes=True)):
+        plan.refuse_other_run(replace(begun, **change))

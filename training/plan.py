@@ -32,8 +32,9 @@ from model.cpu import freed_memory_kept
 from model.gpt import GPT
 from model.loss import LARGEST_CHUNK_ON_GPU
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token, without_weights
-from runs.checkpoint import read_meta
-from runs.resume import newest
+from runs.checkpoint import Meta, read_meta
+from runs.plugins import run_code
+from runs.resume import check_settings, newest
 from training.config import TrainConfig
 from training.device import DEVICES, choose_device, choose_precision, fast_products, memory_of
 from training.distributed import Ranks, parallelize, with_recompute
@@ -203,7 +204,8 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
 
     Raises SettingsError for an unknown plan.device, and wherever the run would.
     """
-    # Check the settings against the machine: this one, or plan.device.
+    # Check the settings against the run that is resumed, and the machine: this one, or plan.device.
+    refuse_other_run(config)
     device = choose_device(config.device)
     if config.plan.device is None:
         check_machine(config, device, Ranks())
@@ -241,17 +243,33 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     return "\n".join(lines)
 
 
+def saved_before(config: TrainConfig) -> Meta | None:
+    """Return the meta.json of the run that is resumed; None without one, which a plan may lack."""
+    if not config.resume:
+        return None
+    try:
+        return newest(user_path("resume", config.resume), read_meta)
+    except SettingsError:
+        return None
+
+
+def refuse_other_run(config: TrainConfig) -> None:
+    """Raise SettingsError for settings that the resumed run would refuse."""
+    saved = saved_before(config)
+    if saved:
+        config = replace(config, code_hash=run_code(config.code))
+        check_settings(asdict(config), saved, asdict(TrainConfig()))
+
+
 def resumed_line(config: TrainConfig, steps: int | None) -> list[str]:
     """Return the line that tells where a resumed run goes on.
 
     Its plan is that of all its `steps`. Raises SettingsError if it is past them.
     """
-    if not config.resume:
+    saved = saved_before(config)
+    if saved is None:
         return []
-    try:
-        step = newest(user_path("resume", config.resume), read_meta).progress.step
-    except SettingsError:  # a plan needs no checkpoint
-        return []
+    step = saved.progress.step
     refuse_end_before(config, steps, step)
     return [f"resume    goes on at step {step:,}; time and steps here are those of the whole run"]
 
