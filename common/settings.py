@@ -133,7 +133,7 @@ def way_without_dashes(name: str, typed: Mapping[str, str], names: Collection[st
 
 
 def taken_apart(argument: str, names: Collection[str]) -> str:
-    """Return what to type in place of an argument that holds several settings; "" if it holds one."""
+    """Return the remedy for an argument that holds several settings; "" for one."""
     first, *others = argument.split() or [""]
     is_several = all("=" in word and (word.startswith("--") or word.partition("=")[0] in names) for word in others)
     apart = shlex.join([first, *(word.lstrip("-") for word in others)])
