@@ -563,12 +563,16 @@ def explain(error: BaseException) -> str | None:
                 "${NAME} stands for the value of a setting, ${mul:A,B} for a product, ${floordiv:A,B} for a quotient, "
                 "${oc.env:NAME,DEFAULT} for a variable of the environment"
             )
+            if "Cannot merge" in str(mistake):  # a list in the place of a mapping
+                meaning = "correct it, or leave it out"
             if isinstance(mistake, ValidationError):  # a value of another type
                 is_none = "'None'" in str(mistake)
                 meaning = "leave it out, or type null for none" if is_none else "correct it, or leave it out"
             return f"{place} cannot be read ({first_line(mistake)}): {meaning}."
     if str(error).startswith("Config group override must be"):  # as for model=choice(1,2)
         return "an option is the name of a file, and a number or a truth is typed in its place: --help lists all."
+    if str(error).startswith("No config source registered"):
+        return "hydra.searchpath has a folder that Hydra cannot read: type --config-dir=FOLDER."
     if "full_key: hydra.sweeper.params" in str(error):  # of OmegaConf, which merges nothing into Optuna's null
         return "hydra.sweeper.params is for an experiment's file: type the values of each setting, as in seed=1,2."
     if not isinstance(error, HydraException):

@@ -13,7 +13,8 @@ from common.settings import parse_overrides, setting_hints, tell_repeated
 from training.config import TrainConfig
 
 SHOWN = (["job"], ["hydra"], ["all"])  # the settings that --cfg shows
-COMPLETION = (["-sc"], ["--shell-completion"])  # of a shell, by Hydra
+COMPLETION = ("-sc", "--shell-completion")  # of a shell, by Hydra
+COMPLETES = ("install=", "uninstall=", "query=")
 
 
 def composition() -> ModuleType:
@@ -32,7 +33,10 @@ def run_train_command() -> None:
 def start(arguments: list[str]) -> None:
     """Run what is typed after train.py: a run, a sweep, or --cfg."""
     asked = arguments[arguments.index("--cfg") + 1 :] if "--cfg" in arguments else []
-    if asked[:1] in SHOWN or arguments[:1] in COMPLETION:
+    completes = arguments[:1] and arguments[0] in COMPLETION
+    if completes and not "".join(arguments[1:2]).startswith(COMPLETES):
+        raise SettingsError(f"{' '.join(arguments[:2])} completes nothing", "type -sc install=bash, zsh or fish")
+    if asked[:1] in SHOWN or completes:
         composition().show([argument for argument in arguments if argument not in SWEEP])
         return
     if "--cfg" in arguments:

@@ -34,6 +34,11 @@ SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
 WHOLE = {"hydra.launcher": "hydra/launcher", "hydra.sweeper": "hydra/sweeper", "hydra.sweep": "hydra.sweep.dir"}
 """Hydra's nodes that people give a value, with the names that they mean."""
+OF_HYDRA = re.compile(
+    r"hydra[./](job_logging|hydra_logging|verbose|mode|runtime|overrides|job\.(num|id|config_name|override_dirname)"
+    r"|(launcher|sweeper|callbacks\.sweeps)\._target_|callbacks\.sweeps)(\..*)?"
+)
+"""Hydra's settings that a sweep fills in itself: others end in tracebacks, write each line twice, or do nothing."""
 IN_SHELL = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}|\$\{now:([^}]*)\}")  # what a shell has as well
 CALL = re.compile(r"\$\{[\w.]+:")  # of a resolver of Hydra's, as in ${now:%H}
 NAMED = re.compile(r"\$\{([\w.]+)\}")  # a setting, as in ${seed}
@@ -255,8 +260,14 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             if name.removeprefix("hydra")[1:].startswith(LOGS):
                 remedy = "leave it out: Hydra writes no file and no log of its own for a run"
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
-        if name == "hydra.verbose" and re.fullmatch(r"[-+.\d]+", value):
-            raise SettingsError(f"{name}={value} must be true or false")
+        if OF_HYDRA.fullmatch(name):
+            is_log = name.removeprefix("hydra")[1:].startswith(LOGS)
+            remedy = "leave it out" + ": the terminal and train.log have the messages of each job" * is_log
+            raise SettingsError(f"{name}={value} is no setting of a sweep", remedy)
+        absent = {*re.findall(r"\w+", value)} - os.environ.keys() if name == "hydra.job.env_copy" else set()
+        if absent:
+            remedy = f"set {min(absent)} before the command, or leave it out"
+            raise SettingsError(f"{name}={value} has a variable that is not set", remedy)
         is_one = name in GROUPS or name.endswith("attention") or hints.get(name) in NUMBERS
         # A text may have any signs, and a folder's name; but ${oc.env:NAME}, ${now:%H} and ${seed} are meant for Hydra.
         is_computed = CALL.search(value) or {*NAMED.findall(value)} & hints.keys()
@@ -280,7 +291,10 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
             elif re.fullmatch(r"\d{1,3}(,\d{3})*,000", value):
                 remedy = f"write {name}={value.replace(',', '')}, or {remedy}"
             raise SettingsError(f"{name}={value} is several values for one run", remedy)
-        if is_sweep and name in GROUPS and "null" in value.split(","):
+        is_option = name in GROUPS or name.startswith("hydra/")
+        if is_sweep and is_option and value.startswith(("[", "{")) and (name != "experiment" or value[0] == "{"):
+            raise SettingsError(f"{name}={value} is no option", "leave it out, or type one option without brackets")
+        if is_sweep and name in GROUPS and "null" in value.strip("[]").split(","):
             raise SettingsError(f"{name}={value}: null is no option of {name}", "leave it out, or name an option")
         if is_sweep and name in PATHS and "," in value and is_there(name, value):
             quoted = shlex.quote(f"{name}={quote(value)}")

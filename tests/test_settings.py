@@ -438,7 +438,21 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m hydra/sweeper/sampler=tpe": "hydra/sweeper/sampler has no effect here: add hydra/sweeper=optuna, or leave",
     "-m +hydra/launcher=joblip": "hydra/launcher=joblip does not exist: choose hydra/launcher from basic, ",
     "-m hydra.sweeper.params={seed:[1,}": "type the values of each setting, as in seed=1,2.",
-    "-m hydra.verbose=1": "hydra.verbose=1 must be true or false.",
+    **{
+        f"-m hydra{each}": f"hydra{each} is no setting of a sweep: leave it out: the terminal and train.log have"
+        for each in ("/job_logging=disabled", "/hydra_logging=default", ".job_logging.version=1", ".verbose=null")
+    },
+    **{
+        f"-m hydra.{each}": f"hydra.{each} is no setting of a sweep: leave it out."
+        for each in ("launcher._target_=abc", "callbacks.sweeps=null", "mode=RUN", "overrides.task=[1]", "job.num=0")
+    },
+    "-m hydra/launcher=[joblib]": "hydra/launcher=[joblib] is no option: leave it out, or type one option without br",
+    "-m hydra/env=[1,2]": "hydra/env=[1,2] is no option: leave it out, or type one option without brackets.",
+    "-m experiment={a:1}": "experiment={a:1} is no option: leave it out, or type one option without brackets.",
+    "-m experiment=[heads,null]": "experiment=[heads,null]: null is no option of experiment: leave it out, or name",
+    "-m hydra.job.env_copy=[HOME,NOPE_1]": "has a variable that is not set: set NOPE_1 before the command, or leave it",
+    "-m hydra.callbacks=[1]": "(Cannot merge DictConfig with ListConfig): correct it, or leave it out.",
+    "-m hydra.searchpath=[http://x]": "hydra.searchpath has a folder that Hydra cannot read: type --config-dir=FOLDER.",
     "-m seed=rang(1,3)": "ranges are choice(2,4,8)",
     "-m optimizer.lr=zip(0.1,0.2)": "write the pairs as variants, as in 'hydra.sweeper.variants=[\"model.n_embd=64 ",
     "-m hydra/sweeper=optuna": "hydra/sweeper=optuna does not exist: pip install hydra-optuna-sweeper.",
@@ -759,6 +773,13 @@ def test_a_setting_of_the_model_is_the_checkpoints_where_one_is_read(typed):
 @pytest.mark.parametrize("typed", ["--cfg", "--cfg jobs", "seed=1 --cfg"])
 def test_hydras_flag_without_one_of_its_words_is_answered_with_them(typed):
     with pytest.raises(SettingsError, match=r"^--cfg( jobs)? shows nothing: type --cfg job, hydra or all\.$"):
+        start(typed.split())
+
+
+@pytest.mark.parametrize("typed", ["-sc", "-sc bash", "--shell-completion install"])
+def test_the_completion_of_a_shell_is_answered_with_how_it_is_typed(typed):
+    """It was a traceback of Hydra's."""
+    with pytest.raises(SettingsError, match=f"^{typed} completes nothing: type -sc install=bash, zsh or fish\\.$"):
         start(typed.split())
 
 
