@@ -103,7 +103,8 @@ class Compositions:
 def brings(cfg: DictConfig, composed: DictConfig) -> list[str]:
     """Return the settings of a sweep that a composition has otherwise than `composed`."""
     own, others = map(sweep_settings, (cfg, composed))
-    return [name for name, value in own.items() if name not in others or value != others[name]]
+    # By their letters, for nan is not equal to itself.
+    return [name for name, value in own.items() if name not in others or repr(value) != repr(others[name])]
 
 
 def sweep_settings(cfg: DictConfig) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once
 from sweeps.leaderboard import DEFAULTS, shown, write_leaderboard
 from sweeps.ranges import check_values, combinations, computed_in_job, expand_ranges, parse_values, range_text
-from sweeps.sweep import check_launcher, fix_folder, in_the_way, kept_folder
+from sweeps.sweep import check_launcher, check_places, fix_folder, in_the_way, kept_folder, settings_asked
 from training.config import TrainConfig
 
 LONGEST_NAME = 255  # bytes of a name in a folder, on nearly every disk
@@ -82,7 +82,10 @@ class Grid(Sweeper):
         if not isinstance(self.params or {}, Mapping):
             remedy = "leave it out, or write an experiment's values as {seed: [1, 2, 3]}"
             raise SettingsError(f"hydra.sweeper.params={self.params} is no mapping", remedy)
-        self.groups = [[computed_in_job(word) for word in str(variant).split()] for variant in given]
+        for variant in given:
+            if not isinstance(variant, str):
+                raise SettingsError(f"hydra.sweeper.variants: {format_value(variant)} is no override", VARIANTS)
+        self.groups = [[computed_in_job(word) for word in variant.split()] for variant in given]
         for override in chain.from_iterable(self.parse(group).values() for group in self.groups):
             if override.is_sweep_override():
                 problem = f"hydra.sweeper.variants: {override.input_line} is several values in one variant"
@@ -211,6 +214,7 @@ class Grid(Sweeper):
         cfg = self.compositions.of_job(job)
         with suppress(OmegaConfBaseException):  # of a folder with the job's number, which only the job has
             place = cfg.hydra.sweep.subdir
+            check_places({"hydra.sweep.subdir": place})
             if self.places.setdefault(place, job) != job:
                 problem = f"hydra.sweep.subdir={place} is the folder of several jobs"
                 raise SettingsError(problem, "end it in /${hydra.job.num}, and quote it for the shell")
@@ -389,12 +393,12 @@ class Grid(Sweeper):
         file is in the place of a job's folder.
         """
         launcher = self.config.hydra.runtime.choices["hydra/launcher"]
-        remedy = f"change the settings of hydra.launcher; the same command with {self.go_on} goes on"
+        remedy = f"change {settings_asked(self.config, 'hydra.launcher')}; the same command with {self.go_on} goes on"
         try:
             results = self.launcher.launch(jobs, initial_job_idx=number)
-        except FileExistsError as error:
-            raise in_the_way(error) from error
         except Exception as error:
+            if isinstance(error, FileExistsError) and Path(str(error.filename)).is_relative_to(self.folder):
+                raise in_the_way(error) from error
             # The basic launcher has no settings that could be wrong: show its exception as it is.
             if launcher == "basic":
                 raise

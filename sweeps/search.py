@@ -22,7 +22,7 @@ from runs.summary import JOB, read_job, sentence_of
 from sweeps.compositions import writable
 from sweeps.leaderboard import write_leaderboard
 from sweeps.ranges import check_numbers, check_values, expand_ranges, parse_values
-from sweeps.sweep import check_launcher, fix_folder, in_the_way, kept_folder
+from sweeps.sweep import check_launcher, fix_folder, in_the_way, kept_folder, settings_asked
 
 
 @dataclass(eq=False)
@@ -53,6 +53,10 @@ class Search(Sweeper):
         if rate is not None and not 0 <= rate <= 1:
             problem = f"hydra.sweeper.max_failure_rate={rate} is no share of the jobs"
             raise SettingsError(problem, "name one from 0 to 1")
+        direction = self.of_package.get("direction")
+        if OmegaConf.is_list(direction) and len(direction) > 1:
+            problem = f"hydra.sweeper.direction={direction} is of several figures, and a job has one"
+            raise SettingsError(problem, "type minimize or maximize")
         check_launcher(config)
         self.folder = fix_folder(config)
 
@@ -127,7 +131,8 @@ class Search(Sweeper):
             bounds = ", ".join(re.findall(r"\w+=[^,()\s]+", said)).rstrip(".")
             remedy = "write interval(A,B) or range(A,B,STEP), with A below B, and above 0 for tag(log,interval(A,B))"
             return SettingsError(f"a range with {bounds} cannot be drawn from", remedy)
-        return SettingsError(f"{self.name} gave up ({said})", "change the ranges, or the settings of hydra.sweeper")
+        asked = settings_asked(self.config, "hydra.sweeper")
+        return SettingsError(f"{self.name} gave up ({said})", f"change the ranges, or {asked}")
 
 
 def as_choices(override: Override, is_grid: bool = False) -> str:

@@ -4,11 +4,12 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import gettempdir
+from typing import Any
 from uuid import uuid4
 
 from hydra.core.plugins import Plugins
@@ -19,11 +20,17 @@ from common.console import ending_signals, exit_on_signal
 from common.errors import SettingsError, library_fault
 from common.files import os_errors_named, user_path
 from common.machine import processors
-from common.text import literal, quote, visible
+from common.text import flat, literal, quote, visible
 from runs.directory import lock_run
+from runs.summary import has_run
 from sweeps.hydra_versions import register_resolver
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
+PLACES = {
+    "hydra.sweep.subdir": "a folder in it, as in 'hydra.sweep.subdir=NAME/${hydra.job.num}'",
+    "hydra.output_subdir": "the name of a folder in each job's, as in hydra.output_subdir=.hydra",
+}
+"""The settings that name folders of jobs, and what to write."""
 
 
 def jobs_at_once() -> int:
@@ -51,6 +58,10 @@ def check_launcher(config: DictConfig) -> None:
         raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
     if launcher == "joblib":
         jobs_at_once()  # OmegaConf would put its own words round an error of importing joblib
+        for name, usual in {"backend": "loky", "prefer": "processes"}.items():
+            value = OmegaConf.select(config, f"hydra.launcher.{name}")
+            if value not in (None, usual):
+                raise SettingsError(f"hydra.launcher.{name}={value}: joblib runs jobs as processes", "leave it out")
     minutes = OmegaConf.select(config, "hydra.launcher.timeout_min")
     delay = (OmegaConf.select(config, "hydra.launcher.signal_delay_s") or 0) / 60
     if minutes is not None and minutes <= delay:
@@ -62,6 +73,7 @@ def check_launcher(config: DictConfig) -> None:
     folder = OmegaConf.select(config, "hydra.run.dir") or "."
     if folder != ".":  # as in conf/train.yaml
         raise SettingsError(f"hydra.run.dir={folder} is no folder of a sweep", f"type hydra.sweep.dir={folder}")
+    check_places(flat({"hydra": OmegaConf.to_container(config.hydra)}))  # as written: the job's number is not known yet
 
 
 def fix_folder(config: DictConfig) -> Path:
@@ -73,7 +85,7 @@ def fix_folder(config: DictConfig) -> Path:
     if config.dry_run:
         config.hydra.sweep.dir = f"{gettempdir()}/tinygpt-{uuid4().hex}"
     folder = user_path("hydra.sweep.dir", config.hydra.sweep.dir)
-    if (folder / "checkpoints").is_dir():
+    if has_run(folder):
         raise SettingsError(f"hydra.sweep.dir={folder} is a run's folder", "name a sweep's, or a new one")
     config.hydra.sweep.dir = literal(str(folder))
     config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(folder)}")
@@ -116,6 +128,22 @@ def kept_folder(config: DictConfig, folder: Path, report: Callable[[], str], go_
             if text:  # nothing, if no job has begun
                 with suppress(OSError):  # of a pipe that nobody reads
                     print(visible(f"\n{text}"), flush=True)
+
+
+def check_places(settings: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a folder of a job that is not in the sweep's, where nobody would look for it."""
+    for name, example in PLACES.items():
+        place = Path(settings.get(name) or "")
+        if place.is_absolute() or ".." in place.parts:
+            raise SettingsError(f"{name}={place} is outside of the sweep's folder", f"write {example}")
+
+
+def settings_asked(config: DictConfig, node: str) -> str:
+    """Return the typed settings of a node, such as hydra.launcher, and their values; the node without any."""
+    hydra: Any = OmegaConf.to_container(config.hydra)  # as written
+    typed = hydra.get("overrides", {}).get("hydra", [])
+    asked = [override for override in typed if override.lstrip("+").startswith(f"{node}.")]
+    return ", ".join(asked) or f"the settings of {node}"
 
 
 def in_the_way(error: FileExistsError) -> SettingsError:

@@ -31,7 +31,7 @@ from common.errors import SettingsError
 from model.attention.code import digest
 from runs.summary import read_job, read_summary
 from sweeps.grid import Grid, reason_of
-from sweeps.sweep import jobs_at_once
+from sweeps.sweep import check_launcher, jobs_at_once
 
 has_joblib, has_submitit = (bool(find_spec(f"hydra_plugins.hydra_{name}_launcher")) for name in ("joblib", "submitit"))
 needs_joblib = pytest.mark.skipif(not has_joblib, reason='needs pip install -e ".[parallel]"')
@@ -457,6 +457,34 @@ def test_a_launcher_that_begins_fewer_jobs_than_there_are_is_told():
     sweeper.launcher = mock.Mock(**{"launch.return_value": []})
     with pytest.raises(SettingsError, match=r"joblib began 0 of 2 jobs: change the settings of hydra\.launcher"):
         sweeper.launch_all([["seed=1"], ["seed=2"]], 0)
+
+
+def test_a_launchers_error_names_what_was_typed_for_it(tmp_path):
+    """A file at hydra.launcher.submitit_folder was told as one at a job's folder, which no other sweep.dir mends."""
+    sweeper = Grid()
+    typed = ["hydra.sweep.dir=x", "hydra.launcher.submitit_folder=a/${hydra.job.num}", "+hydra.launcher.nodes=1"]
+    hydra = {"runtime": {"choices": {"hydra/launcher": "submitit_local"}}, "overrides": {"hydra": typed}}
+    sweeper.config = OmegaConf.create({"hydra": hydra})
+    sweeper.go_on, sweeper.folder = "hydra.sweep.dir=x", tmp_path / "x"
+    sweeper.launcher = mock.Mock(**{"launch.side_effect": FileExistsError(17, "File exists", str(tmp_path / "a"))})
+    named = "change hydra.launcher.submitit_folder=a/${hydra.job.num}, +hydra.launcher.nodes=1; the same command"
+    with pytest.raises(SettingsError, match=f"submitit_local gave up .*File exists.*: {re.escape(named)}"):
+        sweeper.launch_all([["seed=1"]], 0)
+    sweeper.launcher.launch.side_effect = FileExistsError(17, "File exists", str(tmp_path / "x/0"))
+    with pytest.raises(SettingsError, match=r"a job needs the folder .*x/0, which is a file"):
+        sweeper.launch_all([["seed=1"]], 0)
+
+
+@needs_joblib
+@pytest.mark.parametrize(("name", "value"), [("backend", "threading"), ("prefer", "threads")])
+def test_a_setting_of_joblib_that_the_plugin_passes_over_is_refused(name, value):
+    hydra: dict = {"runtime": {"choices": {"hydra/launcher": "joblib"}}}
+    hydra["launcher"] = yaml.safe_load((ROOT / "conf/hydra/launcher/joblib.yaml").read_text())
+    config = OmegaConf.create({"hydra": hydra})
+    check_launcher(config)
+    config.hydra.launcher[name] = value
+    with pytest.raises(SettingsError, match=f"hydra.launcher.{name}={value}: joblib runs jobs as processes: leave it"):
+        check_launcher(config)
 
 
 @pytest.mark.slow

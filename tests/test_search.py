@@ -118,6 +118,8 @@ def test_a_search_refuses_a_plan_and_values_that_are_none(tmp_path):
         searched(tmp_path, lambda _: pytest.fail(), [], dry_run=True)
     with pytest.raises(SettingsError, match="max_failure_rate=2 is no share of the jobs: name one from 0 to 1"):
         searched(tmp_path, lambda _: pytest.fail(), [], max_failure_rate=2)
+    with pytest.raises(SettingsError, match="is of several figures, and a job has one: type minimize or maximize"):
+        searched(tmp_path, lambda _: pytest.fail(), [], direction=["minimize", "maximize"])
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="file cannot be used"):
         searched(tmp_path / "file", lambda _: pytest.fail(), [])

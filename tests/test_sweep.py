@@ -32,7 +32,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from sweeping import (
     ROOT,
     cells,
@@ -59,7 +59,7 @@ from model.config import GPTConfig
 from runs.directory import lock_run, written_settings
 from runs.metrics import read_metrics
 from runs.summary import JobRecord, begin_job, fail_job, read_job, read_summary
-from sweeps.compositions import Compositions
+from sweeps.compositions import Compositions, brings
 from sweeps.grid import Grid
 from sweeps.leaderboard import (
     ACTIVE,
@@ -71,7 +71,7 @@ from sweeps.leaderboard import (
     write_leaderboard,
 )
 from sweeps.ranges import combinations, for_hydra
-from sweeps.sweep import fix_folder, kept_folder
+from sweeps.sweep import check_launcher, fix_folder, kept_folder
 from training.config import OptimizerConfig, PlanConfig, TrainConfig
 
 CLOCK = ("seconds", "tokens_per_s", "decode_tokens_per_s", "peak_memory_mb")
@@ -682,6 +682,8 @@ MISTAKES = {
     "hydra.sweep.subdir=x seed=1,2": "subdir=x is the folder of several jobs: end it in /${hydra.job.num}, and quote",
     "hydra.sweep.subdir=lr-${optimizer.lr} seed=1,2 optimizer.lr=1,2": "hydra.sweep.subdir=lr-1 is the folder of",
     f"hydra.sweep.subdir=${{wandb.name}}/${{seed}} seed=1,2 wandb.name=a,{'x' * 256}": "x… of 256 bytes, and disks",
+    "hydra.sweep.subdir=../x/${hydra.job.num} seed=1,2": "subdir=../x/${hydra.job.num} is outside of the sweep's fol",
+    "hydra.sweep.subdir=${wandb.name} seed=1,2 wandb.name=/x": "hydra.sweep.subdir=/x is outside of the sweep's folder",
     "hydra.job.chdir=true seed=1,2": "hydra.job.chdir=true moves jobs away from the folder in which their paths were",
     "hydra.run.dir=out seed=1,2": "hydra.run.dir=out is no folder of a sweep: type hydra.sweep.dir=out",
     "hydra.sweeper.values=3": "there is no setting hydra.sweeper.values",
@@ -716,6 +718,8 @@ def test_a_mistake_ends_in_one_sentence_before_any_run(mistake, tmp_path):
         ({"variants": 3}, "", "hydra.sweeper.variants=3 is no list of overrides: write 'hydra.sweeper.variants=["),
         ({"variants": "seed"}, "", "hydra.sweeper.variants=seed is no list of overrides"),
         ({"variants": []}, "", "hydra.sweeper.variants=[] is no list of overrides: write 'hydra.sweeper.variants=["),
+        ({"variants": [1]}, "", "hydra.sweeper.variants: 1 is no override: write 'hydra.sweeper.variants=["),
+        ({"variants": [None, "seed=1"]}, "", "hydra.sweeper.variants: null is no override: write 'hydra.sweeper"),
         ({"variants": ["seed=1"]}, "seed=2", "seed is what hydra.sweeper.variants compares: leave it out"),
         (
             {"variants": ["", "seed=1,2"]},
@@ -745,6 +749,46 @@ def test_values_that_a_grid_cannot_take_are_refused_before_any_run(given, argume
     with pytest.raises(SettingsError, match=re.escape(said)):
         swept(Grid(**given), tmp_path / "sweep", lambda settings: pytest.fail("ran"), arguments.split())
     assert not list(tmp_path.iterdir())
+
+
+def settings_of_hydra(**settings: object) -> DictConfig:
+    """The settings of a sweep by dotted names below hydra."""
+    hydra = {"runtime": {"choices": {"hydra/launcher": "basic"}}}
+    config = OmegaConf.create({"dry_run": False, "hydra": hydra})
+    for name, value in settings.items():
+        OmegaConf.update(config, f"hydra.{name}", value)
+    return config
+
+
+@pytest.mark.parametrize(
+    "place", ["../x/${hydra.job.num}", "/x/${hydra.job.num}", "${hydra.job.num}/..", "${seed}/../x"]
+)
+@pytest.mark.parametrize("name", ["sweep.subdir", "output_subdir"])
+def test_a_jobs_folder_outside_of_the_sweeps_is_refused(name, place):
+    """Such jobs were trained with status 0, and the sweep had no table."""
+    said = re.escape(f"hydra.{name}={place} is outside of the sweep's folder: write ")
+    with pytest.raises(SettingsError, match=said):
+        check_launcher(settings_of_hydra(**{name: place}))
+    check_launcher(settings_of_hydra(**{name: "a b/..x/${hydra.job.num}"}))
+
+
+def test_a_sweep_whose_jobs_are_in_a_folder_called_checkpoints_goes_on(tmp_path):
+    """It was taken for a run's folder, so that such a sweep could not go on."""
+    put_job(tmp_path / "checkpoints", 0, "seed=1")
+    config = settings_of_hydra(**{"sweep.dir": str(tmp_path), "overrides.hydra": []})
+    assert fix_folder(config) == tmp_path
+    (tmp_path / "checkpoints/step_1").mkdir()
+    with pytest.raises(SettingsError, match="is a run's folder"):
+        fix_folder(config)
+
+
+def test_nan_is_equal_to_itself_in_what_a_job_brings():
+    """hydra.launcher.timeout=nan was told to be brought by the first job, in a sentence of all its overrides."""
+    parts = {"sweeper": {"delta": 0.5}, "launcher": {"timeout": math.nan}, "callbacks": {}, "sweep": {"dir": "x"}}
+    one, other = (OmegaConf.create({"hydra": parts}) for _ in range(2))
+    assert brings(one, other) == []
+    other.hydra.launcher.timeout = 1.0
+    assert brings(one, other) == ["hydra.launcher.timeout"]
 
 
 @pytest.mark.parametrize(
