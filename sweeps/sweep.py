@@ -26,6 +26,8 @@ from runs.summary import has_run
 from sweeps.hydra_versions import register_resolver
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
+OF_ONE_PROCESS = {"backend": "loky", "prefer": "processes", "tasks_per_node": 1, "nodes": 1}
+"""The settings of launchers by which a job would be none or several processes, or a thread, with what they must be."""
 PLACES = {
     "hydra.sweep.subdir": "a folder in it, as in 'hydra.sweep.subdir=NAME/${hydra.job.num}'",
     "hydra.output_subdir": "the name of a folder in each job's, as in hydra.output_subdir=.hydra",
@@ -58,10 +60,11 @@ def check_launcher(config: DictConfig) -> None:
         raise SettingsError(f"hydra/launcher={launcher} is not installed", remedy)
     if launcher == "joblib":
         jobs_at_once()  # OmegaConf would put its own words round an error of importing joblib
-        for name, usual in {"backend": "loky", "prefer": "processes"}.items():
-            value = OmegaConf.select(config, f"hydra.launcher.{name}")
-            if value not in (None, usual):
-                raise SettingsError(f"hydra.launcher.{name}={value}: joblib runs jobs as processes", "leave it out")
+    for name, served in OF_ONE_PROCESS.items():
+        value = OmegaConf.select(config, f"hydra.launcher.{name}")
+        if value not in (None, served):
+            remedy = "leave it out; docs/scaling.md has runs of several processes, by torchrun"
+            raise SettingsError(f"hydra.launcher.{name}={value}, and each job of a sweep is one process", remedy)
     minutes = OmegaConf.select(config, "hydra.launcher.timeout_min")
     delay = (OmegaConf.select(config, "hydra.launcher.signal_delay_s") or 0) / 60
     if minutes is not None and minutes <= delay:

@@ -475,15 +475,24 @@ def test_a_launchers_error_names_what_was_typed_for_it(tmp_path):
         sweeper.launch_all([["seed=1"]], 0)
 
 
-@needs_joblib
-@pytest.mark.parametrize(("name", "value"), [("backend", "threading"), ("prefer", "threads")])
-def test_a_setting_of_joblib_that_the_plugin_passes_over_is_refused(name, value):
-    hydra: dict = {"runtime": {"choices": {"hydra/launcher": "joblib"}}}
-    hydra["launcher"] = yaml.safe_load((ROOT / "conf/hydra/launcher/joblib.yaml").read_text())
+@pytest.mark.parametrize(
+    ("launcher", "name", "value"),
+    [
+        pytest.param("joblib", "backend", "threading", marks=needs_joblib),  # the plugin passes over it
+        pytest.param("joblib", "prefer", "threads", marks=needs_joblib),
+        pytest.param("submitit_local", "tasks_per_node", 2, marks=needs_submitit),  # the second one fails the first
+        pytest.param("submitit_local", "tasks_per_node", 0, marks=needs_submitit),  # was a traceback
+        pytest.param("submitit_slurm", "nodes", 2, marks=needs_submitit),
+    ],
+)
+def test_a_job_of_a_sweep_is_one_process(launcher, name, value):
+    settings = yaml.safe_load((ROOT / f"conf/hydra/launcher/{launcher}.yaml").read_text())
+    hydra = {"runtime": {"choices": {"hydra/launcher": launcher}}, "launcher": settings}
     config = OmegaConf.create({"hydra": hydra})
     check_launcher(config)
     config.hydra.launcher[name] = value
-    with pytest.raises(SettingsError, match=f"hydra.launcher.{name}={value}: joblib runs jobs as processes: leave it"):
+    said = f"hydra.launcher.{name}={value}, and each job of a sweep is one process: leave it out"
+    with pytest.raises(SettingsError, match=said):
         check_launcher(config)
 
 
