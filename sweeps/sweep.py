@@ -45,7 +45,12 @@ def jobs_at_once() -> int:
         install = f'pip install -e ".[{EXTRAS["joblib"]}]"'
         raise SettingsError(*library_fault("hydra/launcher=joblib needs joblib", "joblib", install, error)) from error
 
-    return torch.accelerator.device_count() or min(joblib.cpu_count(), processors())
+    try:
+        cores = joblib.cpu_count()
+    except ValueError as error:  # joblib reads its variable as a number
+        count = os.environ.get("LOKY_MAX_CPU_COUNT")
+        raise SettingsError(f"LOKY_MAX_CPU_COUNT={count} is no number of cores", "unset it, or set one") from error
+    return torch.accelerator.device_count() or min(cores, processors())
 
 
 register_resolver("jobs_at_once", jobs_at_once, use_cache=True)

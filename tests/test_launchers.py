@@ -233,6 +233,13 @@ def test_each_cuda_device_has_a_job_or_else_each_core(monkeypatch):
         assert jobs_at_once() == devices or (devices == 0 < jobs_at_once())
 
 
+@needs_joblib
+def test_joblibs_variable_that_is_no_number_is_told(monkeypatch):
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "two")
+    with pytest.raises(SettingsError, match=r"^LOKY_MAX_CPU_COUNT=two is no number of cores: unset it, or set one\.$"):
+        jobs_at_once()
+
+
 MISTAKES = {
     "hydra.launcher.n_jobs=0": r"hydra/launcher=joblib gave up \(n_jobs == 0",
     # Only the launcher for Hydra 1.3 has a schema.
