@@ -22,7 +22,6 @@ from common.files import os_errors_named, user_path
 from common.machine import processors
 from common.text import flat, literal, quote, visible
 from runs.directory import lock_run
-from runs.summary import has_run
 from sweeps.hydra_versions import register_resolver
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
@@ -93,7 +92,7 @@ def fix_folder(config: DictConfig) -> Path:
     if config.dry_run:
         config.hydra.sweep.dir = f"{gettempdir()}/tinygpt-{uuid4().hex}"
     folder = user_path("hydra.sweep.dir", config.hydra.sweep.dir)
-    if has_run(folder):
+    if (folder / "checkpoints").is_dir():
         raise SettingsError(f"hydra.sweep.dir={folder} is a run's folder", "name a sweep's, or a new one")
     config.hydra.sweep.dir = literal(str(folder))
     config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(folder)}")
@@ -147,7 +146,7 @@ def check_places(settings: Mapping[str, Any]) -> None:
 
 
 def settings_asked(config: DictConfig, node: str) -> str:
-    """Return the typed settings of a node, such as hydra.launcher, and their values; the node without any."""
+    """Return what is typed for a node, such as hydra.launcher; its name if nothing is."""
     hydra: Any = OmegaConf.to_container(config.hydra)  # as written
     typed = hydra.get("overrides", {}).get("hydra", [])
     asked = [override for override in typed if override.lstrip("+").startswith(f"{node}.")]

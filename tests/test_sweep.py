@@ -772,16 +772,6 @@ def test_a_jobs_folder_outside_of_the_sweeps_is_refused(name, place):
     check_launcher(settings_of_hydra(**{name: "a b/..x/${hydra.job.num}"}))
 
 
-def test_a_sweep_whose_jobs_are_in_a_folder_called_checkpoints_goes_on(tmp_path):
-    """It was taken for a run's folder, so that such a sweep could not go on."""
-    put_job(tmp_path / "checkpoints", 0, "seed=1")
-    config = settings_of_hydra(**{"sweep.dir": str(tmp_path), "overrides.hydra": []})
-    assert fix_folder(config) == tmp_path
-    (tmp_path / "checkpoints/step_1").mkdir()
-    with pytest.raises(SettingsError, match="is a run's folder"):
-        fix_folder(config)
-
-
 def test_nan_is_equal_to_itself_in_what_a_job_brings():
     """hydra.launcher.timeout=nan was told to be brought by the first job, in a sentence of all its overrides."""
     parts = {"sweeper": {"delta": 0.5}, "launcher": {"timeout": math.nan}, "callbacks": {}, "sweep": {"dir": "x"}}
