@@ -146,7 +146,7 @@ def check_places(settings: Mapping[str, Any]) -> None:
 
 
 def settings_asked(config: DictConfig, node: str) -> str:
-    """Return what is typed for a node, such as hydra.launcher; its name if nothing is."""
+    """Return the overrides typed for a node, such as hydra.launcher; without any its name."""
     hydra: Any = OmegaConf.to_container(config.hydra)  # as written
     typed = hydra.get("overrides", {}).get("hydra", [])
     asked = [override for override in typed if override.lstrip("+").startswith(f"{node}.")]
