@@ -615,7 +615,7 @@ def explain_file(error: yaml.MarkedYAMLError | UnicodeDecodeError) -> str | None
         return None
     reason = " ".join(str(error.problem or error.context).split())
     remedy = "indent by spaces, quote a value with commas, colons or quotes as a whole, and write each name once"
-    if "escape" in reason:
+    if re.search("escape|hexa?decimal", reason):  # libyaml, which Hydra 1.4 uses, spells it without an a
         remedy = "put a value with backslashes in single quotes, or in none"
     return f"{seen_from_here(Path(mark.name))} is no YAML in line {mark.line + 1} ({reason}): {remedy}."
 

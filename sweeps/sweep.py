@@ -138,7 +138,7 @@ def kept_folder(config: DictConfig, folder: Path, report: Callable[[], str], go_
 
 
 def check_places(settings: Mapping[str, Any]) -> None:
-    """Raise SettingsError for a folder of a job that is not in the sweep's, where nobody would look for it."""
+    """Raise SettingsError for a folder of a job outside of the sweep's, where nobody would look."""
     for name, example in PLACES.items():
         place = Path(settings.get(name) or "")
         if place.is_absolute() or ".." in place.parts:

@@ -106,8 +106,8 @@ DAMAGED = {
     "seed: 1\nseed: 2\n": "in line 3 (found duplicate key seed)",
     "model: {n_layer: 1\n": "in line 3 (",
     "run_dir: a: b\n": "in line 2 (mapping values are not allowed",
-    'run_dir: "C:\\Users\\me"\n': "found 's'): put a value with backslashes in single quotes, or in none.",
-    'run_dir: "C:\\Data"\n': "'D'): put a value with backslashes in single quotes, or in none.",
+    'run_dir: "C:\\Users\\me"\n': "): put a value with backslashes in single quotes, or in none.",
+    'run_dir: "C:\\Data"\n': "): put a value with backslashes in single quotes, or in none.",
 }
 
 
