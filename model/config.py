@@ -95,6 +95,11 @@ class AttentionConfig:
         for name in ("n_embd", "n_head", "head_size", "n_kv_head", "attention_window", "latent_size", "block_size",
                      "rope_trained_length"):  # fmt: skip
             at_least(f"model.{name}", getattr(self, name), 1)
+        if (self.attention_window or 0) >= 2**63:  # torch's positions have 64 bits
+            remedy = "leave it out for all positions"
+            raise SettingsError(
+                "must be below 2^63", remedy, setting="model.attention_window", value=self.attention_window
+            )
         fraction("model.attention_dropout", self.attention_dropout, below=1)
         fraction("model.rope_fraction", self.rope_fraction, above=0)
         positive("model.rope_theta", self.rope_theta)

@@ -492,6 +492,7 @@ def test_the_logits_of_a_batch_are_never_held_at_once(monkeypatch):
         *(({name: 0.0}, f"model.{name}=0 must be") for name in
           ("rope_theta", "rope_fraction", "score_softcap", "norm_eps", "logit_softcap")),
         ({"rope_fraction": 1.5}, "rope_fraction=1.5"),
+        ({"attention_window": 10**30}, "attention_window=1.* must be below 2\\^63: leave it out for all positions"),
         ({"rope_scaling_factor": 0.5}, "rope_scaling_factor=0.5 must be finite and at least 1"),
         ({"n_embd": 2**40, "n_head": 1}, "a weight would have more than 2\\^63 numbers: lower model.n_embd=10995"),
     ],
