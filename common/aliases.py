@@ -41,7 +41,7 @@ NAMES = {
         group_by group_by_field group_field group_column group_col group_key group_split group_kfold split_by
         data.group
     """,
-    "data.val_path: each fold in its turn, as docs/data.md divides a text; what is held out goes by no seed": """
+    "data.val_path: each fold in its turn, as docs/data.md divides a text; no seed changes the held-out part": """
         k_fold kfold k_folds n_folds num_folds n_splits fold folds cv cv_folds cross_validation cross_val data.fold
         data.folds data.k_fold split_seed val_seed validation_seed test_seed data.seed data.split_seed data.val_seed
         data.random_state
@@ -74,7 +74,7 @@ NAMES = {
         "data_seed shuffle_seed sampler_seed init_seed model_seed weight_seed dropout_seed"
     ),
     "seed": "random_seed rng_seed manual_seed seed_everything",
-    "seed: of the weights, the order and the dropout; what is held out goes by no seed": "random_state",
+    "seed: of the weights, the order and the dropout; it does not change the held-out part": "random_state",
     "data.val_path: the same file as data.path, of a few hundred letters, is learned by heart": (
         "overfit_batches overfit_one_batch overfit_single_batch overfit"
     ),

@@ -315,7 +315,7 @@ def check_settings(settings: dict[str, Any], saved: Meta, defaults: dict[str, An
 
 
 def fact_of_other_data(settings: dict[str, Any], saved: Meta) -> str:
-    """Return what has changed of the data of a run, whose fingerprint is another."""
+    """Return the change in the data of a run whose fingerprint is another."""
     before, now = (flat(each) for each in (saved.config, settings))
     sources = [each.get("data.source") for each in (before, now)]
     if {*sources} & VOCABULARIES.keys():
