@@ -257,12 +257,14 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
                 remedy = "type --config-dir=FOLDER"
             if name.startswith("hydra.job.env_set."):
                 remedy = f"type {name.removeprefix('hydra.job.env_set.')}={value} before the command"
+            if OF_HYDRA.fullmatch(name):  # which a sweep refuses too
+                remedy = "type -m in its place" if name == "hydra.mode" else "leave it out"
             if name.removeprefix("hydra")[1:].startswith(LOGS):
                 remedy = "leave it out: Hydra writes no file and no log of its own for a run"
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
         if OF_HYDRA.fullmatch(name):
             is_log = name.removeprefix("hydra")[1:].startswith(LOGS)
-            remedy = "leave it out" + ": the terminal and train.log have the messages of each job" * is_log
+            remedy = "leave it out" + ", for the terminal and train.log have the messages of each job" * is_log
             raise SettingsError(f"{name}={value} is no setting of a sweep", remedy)
         absent = {*re.findall(r"\w+", value)} - os.environ.keys() if name == "hydra.job.env_copy" else set()
         if absent:

@@ -361,6 +361,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "data.path.x=3": "there is no setting data.path.x: did you mean data.path?",
     "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
     "hydra.run.dir=a": "hydra.run.dir=a has no effect here: run_dir=FOLDER names the folder of a run",
+    "hydra.mode=MULTIRUN": "hydra.mode=MULTIRUN is for sweeps: type -m in its place",
+    "hydra.job.num=3": "hydra.job.num=3 is for sweeps: leave it out",
     "-m hydra.launcher=joblib": "would take the place of all its settings: type hydra/launcher=joblib.",
     "-m hydra.sweeper=decide,grid": "place of all its settings: type hydra/sweeper=decide,grid.",
     "-m hydra/launcher=joblib hydra/launcher.n_jobs=2": "slash, which is for options: type hydra.launcher.n_jobs=2.",
@@ -439,7 +441,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m +hydra/launcher=joblip": "hydra/launcher=joblip does not exist: choose hydra/launcher from basic, ",
     "-m hydra.sweeper.params={seed:[1,}": "type the values of each setting, as in seed=1,2.",
     **{
-        f"-m hydra{each}": f"hydra{each} is no setting of a sweep: leave it out: the terminal and train.log have"
+        f"-m hydra{each}": f"hydra{each} is no setting of a sweep: leave it out, for the terminal and train.log have"
         for each in ("/job_logging=disabled", "/hydra_logging=default", ".job_logging.version=1", ".verbose=null")
     },
     **{
@@ -513,7 +515,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "train.global_batch_size=8": "there is no setting train.global_batch_size: here it is batch_size (sequences in one",
     "dataset.train_on_input=false": "here it is data.path (each of its words counts, those of questions too; there",
     "data.folds=5": "here it is data.val_path (each fold in its turn, as docs/data.md divides a text; no seed",
-    "random_state=3": "here it is seed (of the weights, the order and the dropout; it does not change the held-out part)",
+    "random_state=3": "here it is seed (of the weights, the order and the dropout; it does not change the",
     "chat_template=chatml": "here it is data.text_field (one field is the text; docs/data.md makes it of several, or",
     "loss_mask=true": "here it is data.path (each of its words counts, those of questions too; there is no loss on",
     "Per-Device-Train-Batch-Size=8": "here it is micro_batch_size (batch_size has all sequences of a step)",
