@@ -227,6 +227,7 @@ class GPT(nn.Module):
         ctx.learns = torch.is_grad_enabled()
 
         # Embed the tokens, and where the settings ask for it their n-grams and positions.
+        tokens = tokens.contiguous()  # torch's quantised tables read no slices
         x = embedded(self.token_embedding, tokens)  # (B, T) -> (B, T, C)
         positions = self.embed_positions(tokens, ctx) if self.config.position == "learned" else None
         if cache is not None:
@@ -252,7 +253,7 @@ class GPT(nn.Module):
             raise ValueError(f"{end} positions do not fit the {most} learned embeddings: shorten the text.")
         if ctx.doc_starts is None:
             # A row for each text: a hook, such as Opacus's, may take the first axis for the texts.
-            places = torch.arange(ctx.past, end, device=tokens.device).expand(B, -1)
+            places = torch.arange(ctx.past, end, device=tokens.device).repeat(B, 1)
         else:
             places = ctx.places().clamp(min=0)  # padding, left of a document, is before 0
         return self.position_embedding(places)  # (B, T) -> (B, T, C)

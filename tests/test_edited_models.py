@@ -1076,3 +1076,25 @@ def test_a_model_that_an_earlier_version_pickled_loads_weights():
     model.register_load_state_dict_pre_hook(rename_wrapped)
     loaded = model.load_state_dict({f"_orig_mod.{name}": weight for name, weight in weights.items()})
     assert not loaded.missing_keys and all((weight == 0.5).all() for weight in model.state_dict().values())
+
+
+@pytest.mark.slow  # imports torch.ao.quantization
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize(
+    "settings", [{"tie_embeddings": True}, {"position": "learned", "ngrams": [2], "ngram_rows": 61}]
+)
+def test_tables_that_torch_quantises_are_read_as_their_rounded_rows_of_slices_of_ids_too(settings):
+    model = random_gpt(zero_init=False, **settings)
+    mapping = {nn.Embedding: torch.ao.quantization.float_qparams_weight_only_qconfig}
+    quantised = torch.ao.quantization.quantize_dynamic(model, mapping)
+    for table in [module for module in model.modules() if isinstance(module, nn.Embedding)]:
+        rows = table.weight.detach()
+        least = rows.min(1, keepdim=True).values.clamp(max=0)
+        step = (rows.max(1, keepdim=True).values.clamp(min=0) - least) / 255
+        table.weight = nn.Parameter(((rows - least) / step).round() * step + least)
+    tokens = torch.arange(32).view(2, 16)
+    with torch.no_grad():
+        close(quantised(tokens), model(tokens))
+        close(quantised(tokens.mT[:2]), model(tokens.mT[:2]))
+        nats = F.cross_entropy(model(tokens[:, :-1]).mT, tokens[:, 1:], reduction="sum")
+        close(quantised.loss(tokens[:, :-1], tokens[:, 1:]), nats)
