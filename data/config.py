@@ -17,6 +17,8 @@ VAL_FRACTIONS = {
     "csv": 0.1,
     "hf": 0.01,  # of a dataset; of Parquet files that data.path names 0.1
 }
+MOST_HELD_OUT = 0.5
+"""The largest val_fraction."""
 # The synthetic tasks, with the default of data.task.vocab_size.
 VOCABULARIES = {"recall": 1024, "copy": 32, "induction": 16}
 SOURCES = (*VAL_FRACTIONS, "nanogpt", *VOCABULARIES)
@@ -121,7 +123,7 @@ class DataConfig:
             if self.val_path or self.source not in VAL_FRACTIONS:
                 remedy = ""
             raise SettingsError("must be above 0", remedy, setting="data.val_fraction", value=self.val_fraction)
-        fraction("data.val_fraction", self.val_fraction, above=0, most=0.5)
+        fraction("data.val_fraction", self.val_fraction, above=0, most=MOST_HELD_OUT)
         needs_path = self.source in (*WITH_PATH, "nanogpt") or (self.source == "hf" and not self.name)
         if needs_path and not self.path:
             remedy = "give data.path=..., a file or folder (to a moved run, too), or for hf data.name=..., a dataset"

@@ -39,7 +39,7 @@ from common.files import (
 )
 from common.text import plural
 from data.batches import TokenDataset
-from data.config import DataConfig, TokenizerConfig
+from data.config import MOST_HELD_OUT, DataConfig, TokenizerConfig
 from data.overlap import overlap, passage_length
 from data.texts import Source, fingerprint, in_real_folder, sizes_of, splits_apart
 from data.tokenizer import (
@@ -282,8 +282,9 @@ def make_folder(
             raise DataError(f"data={config.source} has no text ({source.describe()})", "add text")
         if not all(sizes.values()):
             problem = f"data={config.source} has too little text to hold some out ({source.describe()})"
-            held = f"raise data.val_fraction={config.validation_fraction:g}, or give data.val_path"
-            raise DataError(problem, f"add text, {held}")
+            share = config.validation_fraction
+            raised = f"raise data.val_fraction={share:g}, " if share < MOST_HELD_OUT else ""
+            raise DataError(problem, f"add text, {raised}or give data.val_path")
         text = (
             source.describe()
             + split.unheld_text(has_own=bool(validation))

@@ -149,7 +149,7 @@ def test_what_was_replaced_or_left_out_is_said_in_a_sentence_each(tmp_path, monk
     read = prepared(tmp_path, folder, log=(log := [])).description
     assert "301 files" in log[0] and read.startswith(f"{folder}: 300 files, 300 documents, ")
     assert prepared(tmp_path, folder).description == read, "from the cache"
-    places = [f"{folder / f'{number:04}.txt'} line 21, byte {len(essays(300)[number])}" for number in (200, 299)]
+    places = [f"{folder / f'{number:04}.txt'} line 21, byte offset {len(essays(300)[number])}" for number in (200, 299)]
     assert log[1:] == [
         f"{LEFT_OUT}: 1, first in {folder / '0.png'} (not text but binary).",
         f"Bytes that are not UTF-8 and became U+FFFD: 2, first in {', '.join(places)}.",
@@ -560,6 +560,18 @@ def test_text_that_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path, mo
     with pytest.raises(SettingsError, match=message):
         prepared(tmp_path, tmp_path / name, name="bpe")
     assert cache_names(tmp_path) == []
+
+
+def test_only_a_share_below_the_largest_is_to_be_raised(tmp_path):
+    (tmp_path / "long.txt").write_text("text " * 60)
+    (tmp_path / "short.txt").write_text("a")
+    with pytest.raises(DataError, match=r"add text, raise data\.val_fraction=0\.001, or give data\.val_path"):
+        prepared(tmp_path, tmp_path / "long.txt", val_fraction=0.001)
+    assert len(prepared(tmp_path, tmp_path / "long.txt", val_fraction=0.5).val) == 151  # bytes and <|endoftext|>
+    with pytest.raises(SettingsError, match="at most 0.5"):
+        DataConfig(val_fraction=0.51)
+    with pytest.raises(DataError, match=r"\): add text, or give data\.val_path\.$"):
+        prepared(tmp_path, tmp_path / "short.txt", val_fraction=0.5)
 
 
 @pytest.mark.long
