@@ -56,7 +56,7 @@ def read_text(setting: str, where: str) -> str:
     with naming(setting, where):
         text, damage = decode_text("the standard input" if where == "-" else where, content)
     if damage:
-        lost = f"{plural(damage.broken, 'byte')} that are not UTF-8, first in {damage.place}"
+        lost = f"{plural(damage.broken, 'byte')} outside UTF-8, first in {damage.place}"
         print_error(f"{setting}={visible(where)}: U+FFFD stands for {lost}.")
     return text
 

@@ -132,7 +132,7 @@ class Damage(NamedTuple):
     broken: int
     """Their number."""
     place: str
-    """Where the first one is: "line 3, byte 120"."""
+    """Where the first one is: "line 3, byte offset 120"."""
 
 
 def check_text(file: str, opened: Open | None = None) -> Damage | None:
@@ -213,9 +213,12 @@ def letters_of(stream: BinaryIO) -> Letters:
 
 
 def place_in(text: str, index: int, line: int, byte: int) -> str:
-    """Return the place of a letter of a block that begins in a line, at a byte of the file."""
+    """Return the place of a letter of a block that begins in a line, at a byte of the file.
+
+    The byte is counted from the beginning of the file, from 0, as `xxd -s` and Python's errors count.
+    """
     byte += len(to_bytes(text[:index]))
-    return f"line {line + text.count(chr(10), 0, index)}, byte {byte:,}"
+    return f"line {line + text.count(chr(10), 0, index)}, byte offset {byte:,}"
 
 
 def to_bytes(text: str) -> bytes:

@@ -181,7 +181,7 @@ def test_a_broken_letter_is_named_by_line_and_byte_and_no_encoding_is_advised(te
     before, after = text[:place].encode(), (" " + text[place:]).encode()
     content = before + broken + after
     damage = check_text("a.txt", lambda: io.BytesIO(content))
-    assert damage == (len(broken), f"line {before.count(10) + 1}, byte {len(before):,}")
+    assert damage == (len(broken), f"line {before.count(10) + 1}, byte offset {len(before):,}")
     read, again = decode_text("a.txt", content)
     assert read == content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape").translate(
         dict.fromkeys(range(0xDC80, 0xDD00), "\ufffd")
@@ -193,7 +193,7 @@ def test_damage_is_found_across_the_blocks_in_which_a_file_is_read():
     for before in (LONGEST - 1, LONGEST, 3 * LONGEST - 2):
         content = b"a" * (before - 1) + b"\n" + "é".encode() + b"\xff" + "日".encode()[:2]
         damage = check_text("a.txt", lambda content=content: io.BytesIO(content))
-        assert damage == (3, f"line 2, byte {before + 2:,}")
+        assert damage == (3, f"line 2, byte offset {before + 2:,}")
     assert check_text("a.txt", lambda: io.BytesIO("é".encode() * LONGEST)) is None
 
 
@@ -203,7 +203,7 @@ def test_a_file_cut_within_its_last_letter_is_read_and_nothing_is_advised(tmp_pa
     source = Source(DataConfig(path=str(file)))
     assert "".join("".join(document) for document in source.documents()) == "日本語の文章\n" * 100 + "\ufffd" * 2
     assert source.note_lines() == [
-        f"Bytes that are not UTF-8 and became U+FFFD: 2, first in {file} line 101, byte {100 * 19:,}."
+        f"Bytes that are not UTF-8 and became U+FFFD: 2, first in {file} line 101, byte offset {100 * 19:,}."
     ]
     assert source.describe() == f"{file}: 1 file, 1 document, 1.902 kB; 2 bytes replaced by U+FFFD".replace(
         "1.902", "1.9"
@@ -318,7 +318,7 @@ def test_a_database_is_named(tmp_path):
 def test_a_nul_is_named_by_line_and_byte_with_a_command_that_leaves_it_out(tmp_path):
     (tmp_path / "log.txt").write_bytes(b"first line\nsecond\0 line\n" * 3)
     error = refused(tmp_path / "log.txt")
-    assert error.problem.endswith("log.txt is not text: it has a NUL, first in line 2, byte 17")
+    assert error.problem.endswith("log.txt is not text: it has a NUL, first in line 2, byte offset 17")
     run(command_of(error), tmp_path)
     assert (tmp_path / "log.new.txt").read_text() == "first line\nsecond line\n" * 3
 
@@ -368,7 +368,9 @@ def test_a_nul_is_named_wherever_it_is_and_in_a_folder_its_file_is_left_out(tmp_
     content = before + b"\0" * 4096 + line.encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     error = refused(tmp_path / name)
-    assert error.problem.endswith(f"not text: it has a NUL, first in line {before.count(10) + 1}, byte {len(before):,}")
+    assert error.problem.endswith(
+        f"not text: it has a NUL, first in line {before.count(10) + 1}, byte offset {len(before):,}"
+    )
     run(command_of(error), tmp_path)
     (made,) = tmp_path.glob("*.new.*")
     assert made.read_bytes() == content.replace(b"\0", b"")

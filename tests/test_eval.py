@@ -199,7 +199,7 @@ def test_what_a_text_loses_is_said_where_it_is_scored(text_settings, tmp_path, c
     assert f"text        {folder}: 1 file, 1 document, 35 B; 1 file left out, 1 byte replaced by U+FFFD; " in shown
     assert f"note        {LEFT_OUT}: 1, first in {folder}/b.png (an image).\n" in shown
     assert (
-        f"note        Bytes that are not UTF-8 and became U+FFFD: 1, first in {folder}/a.txt line 1, byte 28.\n"
+        f"note        Bytes that are not UTF-8 and became U+FFFD: 1, first in {folder}/a.txt line 1, byte offset 28.\n"
         in shown
     )
 

@@ -183,12 +183,12 @@ def test_a_prompt_that_is_no_text_is_refused_and_broken_letters_are_told(run_dir
     sample(SampleConfig(checkpoint=str(run_directory), prompt_file=str(tmp_path / "broken"), max_new_tokens=3))
     said = capsys.readouterr()
     assert said.out.startswith("line 1\nab\ufffd\ufffd")
-    lost = "2 bytes that are not UTF-8, first in line 2, byte 9"
+    lost = "2 bytes outside UTF-8, first in line 2, byte offset 9"
     assert f"prompt_file={tmp_path}/broken: U+FFFD stands for {lost}.\n" == said.err
     for content, problem in {
         "Once upon a time".encode("utf-16"): "is not text in UTF-8, but in UTF-16: “Once upon a time”: iconv",
         b"%PDF-1.7\n\xe2\xe3\xcf\xd3": "is a PDF: pdftotext",
-        b"one line\n" * 99 + b"\0": "is not text: it has a NUL, first in line 100, byte 891: tr -d",
+        b"one line\n" * 99 + b"\0": "is not text: it has a NUL, first in line 100, byte offset 891: tr -d",
     }.items():
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(SettingsError, match=re.escape(f"prompt_file={tmp_path}/file {problem}")):

@@ -271,7 +271,7 @@ FILLER = "x" * (LONGEST - 1)  # a character begins in the first block and ends i
 def test_text_is_read_as_it_is_and_what_is_not_utf8_becomes_u_fffd_and_is_counted(tmp_path, content, text, lost):
     (tmp_path / "a.txt").write_bytes(content)
     source = of_path(tmp_path / "a.txt")
-    place = f"{tmp_path}/a.txt line 1, byte {len(FILLER) + 2:,}"
+    place = f"{tmp_path}/a.txt line 1, byte offset {len(FILLER) + 2:,}"
     for _ in range(2):
         assert read(source) == [text]
         assert source.notes.pop(CRLF, None) == ((1, [f"{tmp_path}/a.txt"]) if "\r\n" in text else None)
