@@ -213,7 +213,7 @@ def letters_of(stream: BinaryIO) -> Letters:
 
 
 def place_in(text: str, index: int, line: int, byte: int) -> str:
-    """Return the place of a letter of a block that begins in a line, at a byte of the file.
+    """Return the place of a letter of a block that begins at a line and byte of the file.
 
     The byte is counted from the beginning of the file, from 0, as `xxd -s` and Python's errors count.
     """
