@@ -18,7 +18,7 @@ from generation.generate import encode_prompt, generate
 from generation.score import BLOCK_BYTES, PASS_TOKENS, Scores, ScoringParams, compare, learned_task, load_text, score
 from runs.checkpoint import Checkpoint, open_checkpoint, readable
 from runs.metrics import Evaluation
-from runs.plugins import run_code
+from runs.plugins import has_run, run_code
 from training.device import choose_device, choose_precision
 from training.evaluation import evaluate
 
@@ -102,10 +102,12 @@ def stride_notes(checkpoints: list[Checkpoint], stride: int | None) -> list[str]
 
 
 def code_notes(checkpoints: list[Checkpoint]) -> list[str]:
-    """Return a note on checkpoints of different files of code=, of which one runs here."""
+    """Return a note on checkpoints of different files of code=, of which not both have run here."""
     files = {checkpoint.meta.config.get("code_hash") for checkpoint in checkpoints} - {None}
+    if len(files) < 2 or all(has_run(each.meta.config, each.path.parent.parent) for each in checkpoints):
+        return []
     remedy = "where both define one name, score each alone with its own"
-    return [f"the two have learned with different files of code=: {remedy}"] if len(files) > 1 else []
+    return [f"the two have learned with different files of code=: {remedy}"]
 
 
 def mask_notes(checkpoints: list[Checkpoint], params: list[ScoringParams]) -> list[str]:

@@ -368,7 +368,7 @@ def load_checkpoint(path: Path | str, device: torch.device | str = "cpu") -> Che
             if not tensor.isfinite().all():
                 raise ValueError(f"its {name} is not finite")
         tokenizer = read_tokenizer(path / TOKENIZER) if TOKENIZER in meta.files else None
-    note = other_code(meta.config.get("code"), meta.config.get("code_hash"), path.parent.parent)
+    note = other_code(meta.config, path.parent.parent)
     if note:
         log.warning("%s %s.", path, note)
     return Checkpoint(path, model.to(device).eval(), tokenizer, meta)

@@ -28,7 +28,7 @@ def keep_code(name: str | None, run: Path) -> None:
     """Copy the file of code=NAME, which has run, and its neighbours to the folder of a run."""
     if name is None:
         return
-    (own, *neighbours), _ = code.RAN[code.path_of(name)]
+    own, *neighbours = code.RAN[code.path_of(name)].files
     home = own.parent
     kept = run / KEPT
     if home == kept.resolve():  # the run goes on with its own copy
@@ -48,14 +48,31 @@ def find_code(name: str, run: Path) -> str:
     return seen_from_here(kept) if is_gone and kept.is_file() else name
 
 
-def other_code(name: Any, trained: Any, run: Path) -> str:
-    """Return what tells that a run has learned with other code than has run here, or "".
-
-    name, trained: the run's file of code=NAME and its hash, None for a run without one.
-    """
-    here = {found for _, found in code.RAN.values()}
-    if trained is None or not here or trained in here:
+def other_code(config: dict[str, Any], run: Path) -> str:
+    """Return what tells that a run has learned with other code than has run here, or ""."""
+    if not code.RAN or has_run(config, run):
         return ""
-    kept = run / KEPT / Path(str(name)).name
+    kept = kept_file(config, run)
     remedy = f"code={seen_from_here(kept)} is its own" if kept.is_file() else "its figures may be others"
     return f"has learned with other code than has run here: {remedy}"
+
+
+def has_run(config: dict[str, Any], run: Path) -> bool:
+    """Return whether a run's file of code= has run here as it was; True for a run without one.
+
+    A file that imports it, beside that of another run, runs it too: then the hash is another, and the run's copy tells.
+    """
+    trained = config.get("code_hash")
+    if trained is None or any(ran.hash == trained for ran in code.RAN.values()):
+        return True
+    own = kept_file(config, run)
+    if not own.is_file():
+        return False
+    files = [own, *sorted(file for file in own.parent.rglob("*") if file.is_file() and file != own)]
+    hashes = set().union(*(ran.hashes for ran in code.RAN.values()))
+    return code.digest(files) == trained and {code.digest([file]) for file in files} <= hashes
+
+
+def kept_file(config: dict[str, Any], run: Path) -> Path:
+    """Return the path of a run's own copy of its file of code=."""
+    return run / KEPT / Path(str(config.get("code"))).name

@@ -308,6 +308,35 @@ def test_a_checkpoint_that_has_learned_with_other_code_than_the_file_tells_of_it
     assert caplog.messages[1].endswith("has learned with other code than has run here: its figures may be others.")
 
 
+def test_a_file_that_imports_those_of_two_runs_is_no_other_code_while_they_are_as_they_were(
+    tmp_path, monkeypatch, caplog, capsys
+):
+    """Both runs warned of other code, beside the file that the pages advise, though neither file had changed."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("A mask is a table. " * 9)
+    Path("shared.py").write_text(f"{BEGINNING}mine = theirs = lambda scores: scores.softmax(-1)\n")
+    byte = make_tokenizer(TokenizerConfig(name="byte"), [])
+    for name in ("mine", "theirs"):
+        forget("mine", "theirs")
+        Path(f"{name}.py").write_text(f"from .shared import form, {name}\nform('{name}')({name})\n")
+        model = random_gpt(vocab_size=257)
+        config = TrainConfig(model=model.config, code=f"{name}.py", code_hash=run_code(f"{name}.py"))
+        save_checkpoint(f"{name}/checkpoints/step_1", model=model, tokenizer=byte, config=config)
+        keep_code(f"{name}.py", Path(name))
+    settings = EvalConfig(checkpoint="mine", against="theirs", data=TextConfig(path="text.txt"), device="cpu")
+    for number, changed in enumerate((None, "mine/code/shared.py", "shared.py")):  # the last is a neighbour of both
+        forget("mine", "theirs")
+        Path(f"both{number}.py").write_text("from . import mine, theirs\n")
+        if changed:
+            Path(changed).write_text(f"{Path(changed).read_text()}# edited\n")
+        caplog.clear()
+        score_checkpoints(replace(settings, code=f"both{number}.py"))
+        expected = {None: [], "shared.py": ["mine", "theirs"]}.get(changed, ["mine"])
+        assert [Path(message.split()[0]).parts[-3] for message in caplog.messages] == expected
+        assert ("different files of code=" in capsys.readouterr().out) == bool(changed)
+    forget("mine", "theirs")
+
+
 def test_two_files_of_one_name_or_two_have_remedies_that_work(tmp_path, monkeypatch, capsys):
     """The first remedy was another name, which its checkpoint lacks; the second was to give the other file, in turn."""
     monkeypatch.chdir(tmp_path)

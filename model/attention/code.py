@@ -11,15 +11,24 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from itertools import dropwhile
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from common.errors import SettingsError, os_error_reason
 from model.attention.registry import FORMS, MODIFIERS
 
-RAN: dict[Path, tuple[list[Path], str]] = {}
-"""The files that have run here: each with itself, its neighbours, and their hash."""
+
+class Ran(NamedTuple):
+    """A file that has run here, with the neighbours that it imports."""
+
+    files: list[Path]  # the file, then its neighbours
+    hash: str  # of them all
+    hashes: set[str]  # of each alone
+
+
+RAN: dict[Path, Ran] = {}
+"""The files that have run here."""
 
 
 def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:
@@ -35,12 +44,12 @@ def run_code(name: str | None, *registries: dict[str, Any]) -> str | None:
         path = path_of(name)
         if path not in RAN:
             files = [path, *execute(name, path, (FORMS, MODIFIERS, *registries))]
-            RAN[path] = files, digest(files)
-        files, found = RAN[path]
-        if digest(files) != found:
+            RAN[path] = Ran(files, digest(files), {digest([file]) for file in files})
+        ran = RAN[path]
+        if digest(ran.files) != ran.hash:
             problem = f"code={name} has changed since this process ran it"
             raise SettingsError(problem, "start the command again, a sweep in a new folder")
-        return found
+        return ran.hash
     except (OSError, RuntimeError) as error:
         remedy = "give a Python file that registers a form, a modifier or a task"
         raise SettingsError(f"code={name} cannot be read ({os_error_reason(error)})", remedy) from None
