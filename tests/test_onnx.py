@@ -11,12 +11,14 @@ from model.attention import FORMS, MODIFIERS, SETTINGS
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
-REFUSED = ("linear", "retention", "delta", "kda", "moba", "index")
+REFUSED = [name for name, form in FORMS.items() if not getattr(form, "has_onnx", True)]
 POSITIONED = ("alibi", "learned", "pope")
 SOME = ("sdpa", "softmax1+window", "mla", "pope")
 EVERY = [*FORMS, *(f"sdpa+{name}" for name in (*SETTINGS, *MODIFIERS)), "softmax1+window", *POSITIONED]
 # Around 40, the window; 256, up to which a text is short; and the example's 20.
 LENGTHS = (2, 3, 20, 39, 40, 41, 255, 256, 257, 400)
+# Sums of hundreds of logarithms: the model's own float32 is as far from float64.
+SUMMED = ("sdpa+forget", "sdpa+fade")
 
 pytestmark = [pytest.mark.usefixtures("unchecked"), pytest.mark.filterwarnings("ignore")]
 
@@ -52,7 +54,7 @@ def test_a_model_in_onnx_reads_texts_of_every_length(name):
     for T in LENGTHS:
         tokens = torch.randint(61, (3, T))
         (found,) = session.run(None, {"tokens": tokens.numpy()})
-        close(torch.from_numpy(found), model(tokens), atol=1e-4)
+        close(torch.from_numpy(found), model(tokens), atol=4e-4 if name in SUMMED else 1e-4)
 
 
 @pytest.mark.parametrize("name", REFUSED)
