@@ -903,12 +903,18 @@ def test_the_command_of_the_page_makes_days_with_names_of_telegrams_messages(tmp
         "09:1{}\tAnn B\t",
         "[Ann] [오후 9:1{}] ",
         "09:1{} <ann> ",
+        "[1/2/2024 9:1{} AM] ann\n",
+        "Feb 03, 2024  9:1{}:11 AM (Read by you after 7 seconds)\nAnn\n",
     ],
-    ids=["android", "ios", "line", "kakao", "irc"],
+    ids=["android", "ios", "line", "kakao", "irc", "discord", "imessage"],
 )
 def test_the_commands_of_the_page_count_old_messages_behind_new_dates(tmp_path, head):
-    """Of lines with tabs or brackets the times and names were compared too, so that no old message was found."""
-    old = ["We meet at the station: nine", "Bring the large umbrella, please", "ok"]
+    """Of lines with tabs or brackets the times and names were compared too, so that no old message was found.
+
+    A date on a line of its own was counted as a message, which was never found.
+    """
+    meet = "We meet at the station" + (" nine" if head.endswith("\n") else ": nine")  # without a head no colon
+    old = [meet, "Bring the large umbrella, please", "ok"]
     new = f"{head.format(8)}{old[0]}\n{head.format(9)}ok\n"
     chat = "".join(f"{head.format(n)}{text}\n" for n, text in enumerate(old))
     (tmp_path / "chat.txt").write_text(chat + "Ann: see you\n" * 1_997 + new, encoding="utf-8")
@@ -1153,6 +1159,30 @@ def test_the_commands_of_the_page_divide_a_chat_by_messages_and_by_days(tmp_path
     ]
     days = ["".join(pair) for pair in zip(lines[::2], lines[1::2], strict=True)]
     assert read(of_path(tmp_path / "days.txt")) == days
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "Jan 0{}, 2024 {:2}:05:11 AM (Read by you after 7 seconds)\nAnn\n",
+        "January {}, 2024 at {}:05 AM - Ann: ",
+        "Tuesday, January {}, 2024 at {}:05 AM\nAnn\n",
+        "[0{}-Jan-24 {:02}:05 AM] ann\n",
+        "[1/{}/2024 {}:05 AM] ann\n",
+        "{}. März 2024 um {}:05 - Ann: ",
+        "{} de enero de 2024, {}:05 - Ann: ",
+        "2024년 1월 {}일 오전 {}:05, Ann : ",
+    ],
+)
+def test_the_command_of_the_page_divides_a_chat_by_days_whose_months_are_words(tmp_path, begin):
+    """A chat of iMessage, or one of Discord with months in letters, was left as it was."""
+    said = "Jan 2024 at 9:30\n2 eggs, 12 apples\nOn 3 May at 10:30\n\n"
+    days = ["".join(f"{begin.format(day, hour)}{said}" for hour in (9, 10)) for day in (1, 2, 3)]
+    (tmp_path / "chat.txt").write_text("".join(days), encoding="utf-8")
+    command = command_of_the_page("awk 'BEGIN {\n    date", "> days.txt")
+    for locale in ("C", "C.UTF-8"):
+        subprocess.run(["bash", "-c", command], check=True, cwd=tmp_path, env=os.environ | {"LC_ALL": locale})
+        assert read(of_path(tmp_path / "days.txt")) == days
 
 
 @pytest.mark.parametrize(
