@@ -30,6 +30,8 @@ from runs.checkpoint import Checkpoint, Progress, open_checkpoint, save_checkpoi
 from runs.plugins import run_code
 from training.config import TrainConfig
 
+IN_EACH_PAGE = b"globalThis.tinygpt = {"
+
 
 def write_export(config: ExportConfig) -> None:
     """Write `to`, a page or a folder, completely or not at all."""
@@ -40,9 +42,14 @@ def write_export(config: ExportConfig) -> None:
 
 
 def write_page(config: ExportConfig) -> list[str]:
-    """Write the page of a checkpoint; return lines for the terminal."""
+    """Write the page of a checkpoint, in place of such a page alone; return lines for the terminal."""
     checkpoint = open_checkpoint(config.checkpoint)
     with writing("to", config.to) as file:
+        place = user_path("to", config.to)
+        content = place.read_bytes() if place.exists() else b""
+        if content and IN_EACH_PAGE not in content:
+            problem = f"to={config.to} is there already, and is no page of a model"
+            raise SettingsError(problem, "choose another name, or remove it first")
         file.write_text(demo_page(checkpoint, config.to, config.dtype or "float16"), encoding="utf-8")
         size = file.stat().st_size
     return [f"{checkpoint.path} is now {config.to}, a page of {si(size, 3)}B: open it in a browser."]

@@ -17,6 +17,7 @@ from browser import AXE, Browser, browse, data_of, needs_axe, needs_browser
 from conftest import close, random_gpt, run_here, some, split_patterns, tokens_drawn
 
 import pages.demo
+from cli.export import write_export
 from common.errors import SettingsError
 from data.config import TokenizerConfig
 from data.tokenizer import END_OF_TEXT, encode_text, make_tokenizer, train_bpe
@@ -868,6 +869,21 @@ def test_a_page_that_cannot_be_is_refused_in_one_sentence_and_nothing_is_written
     done = run_here("export.py", checkpoint, f"to={wrong.get('to', 'demo.html')}", cwd=tmp_path)
     assert done.returncode == 1 and sentence in done.stderr and done.stderr.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_page_takes_the_place_of_a_page_and_of_no_other_file(tmp_path):
+    """A page of one's own was replaced without a word, where a folder or a file of results is refused."""
+    where = saved_run(tmp_path, random_gpt(vocab_size=257)).removeprefix("checkpoint=")
+    page = tmp_path / "index.html"
+    page.write_text("<h1>Mine</h1>")
+    config = ExportConfig(checkpoint=where, to=str(page))
+    with pytest.raises(SettingsError, match="is there already, and is no page of a model: choose another name"):
+        write_export(config)
+    assert page.read_text() == "<h1>Mine</h1>" and len(list(tmp_path.iterdir())) == 2
+    page.write_text("")  # as mktemp makes it
+    for _ in range(2):
+        write_export(config)
+        assert data_of(page)["dtype"] == "float16"
 
 
 @pytest.mark.parametrize(
