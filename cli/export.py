@@ -42,7 +42,7 @@ def write_export(config: ExportConfig) -> None:
 
 
 def write_page(config: ExportConfig) -> list[str]:
-    """Write the page of a checkpoint, in place of such a page alone; return lines for the terminal."""
+    """Write the page of a checkpoint, in place of such a page alone; return lines to print."""
     checkpoint = open_checkpoint(config.checkpoint)
     with writing("to", config.to) as file:
         place = user_path("to", config.to)

@@ -101,7 +101,7 @@ def again(run: Path) -> str:
 
 
 def refuse_used(directory: Path) -> None:
-    """Raise SettingsError if a directory holds a run."""
+    """Raise SettingsError if a directory holds a run, or files that a run would replace."""
     if checkpoints_by_step(directory / "checkpoints"):
         remedy = f"choose another, remove it first, or continue it by {again(directory)}"
         raise SettingsError(f"run_dir={directory} already holds a run", remedy)
@@ -109,6 +109,11 @@ def refuse_used(directory: Path) -> None:
     if summary and summary.status == "finished":
         problem = f"run_dir={directory} holds the page of a finished run, whose checkpoints were removed"
         raise SettingsError(problem, "choose another, or remove it first")
+    if not summary and not (directory / ".lock").exists():  # which a run has before its first file
+        others = [name for name in ("config.yaml", "report.html") if (directory / name).exists()]
+        if others:
+            problem = f"run_dir={directory} has a {' and a '.join(others)} of no run, which this one would replace"
+            raise SettingsError(problem, "choose another folder, or move them away")
 
 
 NO_RUN = "give a run's directory, or auto; without it a run begins anew"

@@ -997,6 +997,19 @@ def test_the_page_of_a_finished_run_without_its_checkpoints_is_not_overwritten(t
         find_run(str(tmp_path / "checkpoints/last"), None)
 
 
+def test_a_folder_with_files_of_no_run_is_refused_for_it_would_replace_them(tmp_path):
+    """A config.yaml and a report.html of one's own were lost by run_dir=. in their folder."""
+    for name in ("train.py", "notes.yaml", "checkpoints"):
+        (tmp_path / name).mkdir()
+    refuse_used(tmp_path)
+    for name in ("config.yaml", "report.html"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(SettingsError, match="has a config.yaml and a report.html of no run, .*: choose another folder"):
+        refuse_used(tmp_path)
+    (tmp_path / ".lock").touch()
+    refuse_used(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_run_directory_that_was_used_while_this_process_prepared_is_refused(config, monkeypatch):
     open_data = training.start.open_data
