@@ -514,7 +514,7 @@ TINY += ["sample_tokens=8", "data.cache_dir=cache"]
 RUN = ("training", "generation", "data", "tasks", "interop", "scaling", "hardware")
 # What needs a network, another project, a GPU, many processes, many runs or many minutes.
 ELSEWHERE = r"^-m|--help|init_from=RUN|nanogpt|experiment=|wandb|hf:|=hf|parquet|gpt2|=shakespeare|max_(minutes|flops)"
-ELSEWHERE += r"|\$file|path=TEXT|=/shared"  # and what stands for a name or a place
+ELSEWHERE += r"|\$file|\$held|path=TEXT|=IMPORT|=/shared"  # and what stands for a name or a place
 
 
 @pytest.mark.slow
