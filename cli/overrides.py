@@ -1,5 +1,6 @@
 """The arguments of train.py, checked without Hydra: settings, groups of conf/, sweeps."""
 
+import json
 import os
 import re
 import shlex
@@ -186,13 +187,20 @@ def is_misread(name: str, typed: Any, value: Any, hint: Any) -> bool:
         return ":" in typed
 
 
-def several_settings(group: str, value: str) -> SettingsError:
+def several_settings(group: str, value: str, is_sweep: bool) -> SettingsError:
     """Return the error for a group with its settings in braces, as in optimizer={'lr': 0.01}."""
-    named = {}
+    parts: list[dict[str, Any]] = []
     with suppress(yaml.YAMLError, TypeError):  # the latter is of a name that is a number
-        parsed = yaml.safe_load(value)
-        named = flat({group: parsed}) if isinstance(parsed, dict) else {}
-    if WANDB_SWEEP and named:
+        spaced = re.sub(r"([{,]\s*[A-Za-z_]\w*):(?=\S)", r"\1: ", value)  # YAML needs the blank, Hydra does not
+        parsed = yaml.safe_load(f"[{spaced}]")
+        parts = [flat({group: part}) for part in parsed] if all(isinstance(part, dict) for part in parsed) else []
+    named = parts[0] if len(parts) == 1 else {}
+    variants = [[f"{name}={format_value(one)}" for name, one in part.items()] for part in parts]
+    if is_sweep and len(parts) > 1 and not any(" " in one for variant in variants for one in variant):
+        # The values of a part belong together.
+        together = json.dumps([*map(" ".join, variants)], ensure_ascii=False)
+        remedy = f"type {shlex.quote(f'hydra.sweeper.variants={together}')}"
+    elif WANDB_SWEEP and named:
         remedy = f"in the sweep's YAML write the parameters as {', '.join(f'{name}: …' for name in named)}"
     elif named and None not in named.values():
         remedy = f"type {' '.join(f'{name}={setting}' for name, setting in named.items())}"
@@ -240,7 +248,7 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
     for name, value in typed.items():
         is_hydras = name.startswith("hydra")
         if value.startswith("{") and name in {known.partition(".")[0] for known in hints if "." in known}:
-            raise several_settings(name, value)
+            raise several_settings(name, value, is_sweep)
         if not is_hydras and name not in GROUPS and name not in hints:
             raise unknown_setting(name, [*GROUPS, *hints], typed)
         if name in WHOLE and not value.startswith("{"):

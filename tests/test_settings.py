@@ -428,6 +428,8 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m experiment=[heads,nope]": "experiment=nope does not exist: choose experiment from attention",
     "model={0}": "model={0} has settings in braces: type each setting as model.NAME=VALUE",
     "-m optimizer={1:2}": "optimizer={1:2} has settings in braces: type each setting as optimizer.NAME=VALUE",
+    "-m model={n_layer:1,n_embd:16},{n_layer: 2}": 'variants=["model.n_layer=1 model.n_embd=16", "model.n_layer=2"]',
+    "-m data={path:a b},{path:c}": "has settings in braces: type each setting as data.NAME=VALUE",
     "model=small,tiny": "model=small,tiny is several values for one run: add -m",
     "attention=sdpa,loop": "attention=sdpa,loop is several values for one run: add -m",
     "seed=1,2": "seed=1,2 is several values for one run: add -m",
@@ -890,7 +892,8 @@ def test_what_the_agent_of_wandb_types_is_answered_with_lines_of_the_sweeps_file
     braces = "optimizer={'lr': 0.01, 'beta1': 0.8}"
     typed = {braces: "has settings in braces: type optimizer.lr=0.01 optimizer.beta1=0.8."}
     typed |= {
-        "model={n_layer:2}": "type each setting as model.NAME=VALUE",
+        "model={n_layer:2}": "type model.n_layer=2.",
+        "model={n_layer}": "type each setting as model.NAME=VALUE",
         "data={'task': {'items': 4}}": "data.task.items=4.",
     }
     for one, said in typed.items():
