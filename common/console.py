@@ -107,17 +107,27 @@ def progress_bar(**options: Any) -> Bar:
 def ending_signals() -> list[int]:
     """Return the signals that ask for an orderly end.
 
-    Among them are those by which Slurm and other schedulers warn before a limit, unless somebody else handles them, as
-    submitit does. SIGHUP is not under nohup, which ignores it.
+    Among them are those by which Slurm and other schedulers warn before a limit, unless somebody else handles them.
+    SIGHUP is not under nohup, which ignores it.
     """
     closing = [getattr(signal, name) for name in ("SIGHUP", "SIGBREAK") if hasattr(signal, name)]
-    warning = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2", "SIGXCPU") if hasattr(signal, name)]
     return [
         signal.SIGINT,
         signal.SIGTERM,
         *(one for one in closing if signal.getsignal(one) != signal.SIG_IGN),
-        *(one for one in warning if signal.getsignal(one) in (signal.SIG_DFL, exit_on_signal)),
+        *(one for one in warnings_of_schedulers() if signal.getsignal(one) in (signal.SIG_DFL, exit_on_signal)),
     ]
+
+
+def warnings_of_schedulers() -> list[int]:
+    """Return the signals by which schedulers warn before a limit, of those that the system has."""
+    return [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2", "SIGXCPU") if hasattr(signal, name)]
+
+
+def signals_of_submitit() -> list[int]:
+    """Return the signals at which submitit queues the job of this process again, and ends it at once."""
+    handlers = {one: signal.getsignal(one) for one in warnings_of_schedulers()}
+    return [one for one, handler in handlers.items() if str(getattr(handler, "__module__", "")).startswith("submitit.")]
 
 
 def exit_on_signal(number: int, frame: FrameType | None) -> None:
@@ -150,7 +160,10 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 class Signals:
-    """Records the signals of ending_signals() for the loop; a second Ctrl-C ends at once."""
+    """Records the signals of ending_signals() for the loop; a second Ctrl-C ends at once.
+
+    It records those of submitit too, which gets them once the run is saved.
+    """
 
     def __init__(self, passed_on: bool = False) -> None:
         """passed_on: whether torchrun passes signals on, so that one Ctrl-C arrives twice."""
@@ -161,7 +174,9 @@ class Signals:
     def __enter__(self) -> Self:
         # Python lets only the main thread set handlers.
         is_main = threading.current_thread() is threading.main_thread()
-        self.earlier = {number: signal.signal(number, self._remember) for number in ending_signals() if is_main}
+        self.of_submitit = signals_of_submitit() if is_main else []
+        taken = [*ending_signals(), *self.of_submitit] if is_main else []
+        self.earlier = {number: signal.signal(number, self._remember) for number in taken}
         return self
 
     def __exit__(self, kind: type | None, *error: object) -> None:
@@ -172,6 +187,9 @@ class Signals:
         for number, handler in self.earlier.items():
             if handler is not None:  # of a library, in C: Python can neither name it nor set it again
                 signal.signal(number, handler)
+        requeue = self.earlier.get(self.received)
+        if self.received in self.of_submitit and callable(requeue) and (kind is None or issubclass(kind, SystemExit)):
+            requeue(self.received, None)
         # The signal came too late to stop this run, but it ends a sweep.
         if self.received and not kind:
             raise SystemExit(128 + self.received)

@@ -1088,7 +1088,7 @@ def test_the_warning_of_a_scheduler_asks_for_an_end_unless_somebody_else_handles
         assert signals.received == number
     assert left.value.code == 128 + number and signal.getsignal(number) == signal.SIG_DFL
     heard: list[int] = []
-    before = signal.signal(number, lambda number, frame: heard.append(number))  # as submitit does
+    before = signal.signal(number, lambda number, frame: heard.append(number))  # as a program around it may
     try:
         with Signals() as signals:
             os.kill(os.getpid(), number)
@@ -1100,6 +1100,33 @@ def test_the_warning_of_a_scheduler_asks_for_an_end_unless_somebody_else_handles
         assert signal.getsignal(number) == exit_on_signal
     finally:
         signal.signal(number, before)
+
+
+def test_submitit_queues_its_job_again_once_the_run_is_saved():
+    """Its handler ended the run within a step: all steps after the last checkpoint were lost at each preemption."""
+    events: list[str] = []
+
+    def requeue(number: int, frame: object) -> None:
+        events.append("queued")
+        raise SystemExit(-1)
+
+    requeue.__module__ = "submitit.core.job_environment"
+    before = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        with pytest.raises(SystemExit) as left, Signals() as signals:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert signals.received == signal.SIGUSR2
+            events.append("saved")
+            raise SystemExit(128 + signal.SIGUSR2)
+        assert events == ["saved", "queued"] and left.value.code == -1
+        with pytest.raises(SystemExit), Signals():  # a run that ends is one that submitit finds finished
+            os.kill(os.getpid(), signal.SIGUSR2)
+        with pytest.raises(SettingsError), Signals():  # a run that fails would fail again
+            os.kill(os.getpid(), signal.SIGUSR2)
+            raise SettingsError("a", "b")
+        assert events == ["saved", "queued", "queued"] and signal.getsignal(signal.SIGUSR2) == requeue
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_nohup_is_kept_and_other_threads_set_no_handlers(monkeypatch):
