@@ -3,13 +3,14 @@
 import errno
 import logging
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from tiktoken import Encoding
 from torch import Tensor
 
 from common.errors import CheckpointError, device_failed, os_error_reason
-from common.files import point, pointed, remove
+from common.files import flush_to_disk, point, pointed, remove
 from runs.checkpoint import Meta, checkpoints_by_step, write_checkpoint
 from runs.resume import again
 
@@ -56,6 +57,9 @@ class AsyncCheckpointer:
 
     def _write(self, weights: Tensors, optimizer: Tensors, meta: Meta) -> None:
         step = meta.progress.step
+        for name in meta.logs:  # a power cut would leave the checkpoint without the rows before it
+            with suppress(OSError):
+                flush_to_disk(self.checkpoints.parent / name)
         try:
             write_checkpoint(self.checkpoints / f"step_{step}", weights, optimizer, meta, self.tokenizer)
             self.link(step, meta.progress.best_step)

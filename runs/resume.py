@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from common.errors import CheckpointError, SettingsError, format_value, naming
 from common.files import UNFINISHED, is_locked, keep_copies, pointed, reading, remove, replace_text, user_path
-from common.text import flat, hydra_quoted
+from common.text import flat, hydra_quoted, plural
 from data.config import VOCABULARIES
 from runs.checkpoint import (
     OPTIMIZER,
@@ -434,5 +434,5 @@ def cut_log(file: Path, saved: Meta) -> None:
         for line, row in rows.items()
         if row["step"] < last or (row["step"] == step and row.get("val_tokens", row.get("sample")) is None)
     ]
-    log.warning("%s is not as this run wrote it: its rows up to step %d remain.", file, step)
+    log.warning("%s is not as this run wrote it: %s up to step %d remain.", file, plural(len(kept), "row"), step)
     replace_text(file, "".join(f"{line.decode()}\n" for line in kept))

@@ -40,6 +40,8 @@ from common.files import (
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import make_folder, prepare
 from model.weights import save_file
+from runs.checkpoint import Meta, Progress, verify_checkpoint
+from runs.checkpointer import AsyncCheckpointer
 from runs.summary import read_summary
 from sweeps.leaderboard import read_jobs
 
@@ -149,6 +151,17 @@ def test_what_a_disk_cannot_flush_is_left_to_it(code, kind, tmp_path, monkeypatc
     replace_text(tmp_path / "a.txt", "new")
     assert ((tmp_path / "a.txt").read_text() == "new" and any(map(kind, asked))) or kind is Path.is_file
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_the_rows_of_a_run_reach_the_disk_before_the_checkpoint_that_goes_on_from_them(tmp_path, monkeypatch):
+    """A disk that became read-only kept step 200, and none of the 200 rows."""
+    rows = tmp_path / "metrics.jsonl"
+    rows.write_text("{}\n")
+    asked = failing_with(monkeypatch, "fsync", errno.EIO, lambda path: path == rows)  # which costs no checkpoint
+    checkpointer = AsyncCheckpointer(tmp_path / "checkpoints", 2, None)
+    checkpointer.save({"w": torch.ones(1)}, {}, Meta({}, Progress(step=5), logs={rows.name: 3, "gone.jsonl": 1}))
+    checkpointer.finish()
+    assert asked[0] == rows and verify_checkpoint(tmp_path / "checkpoints/step_5").progress.step == 5
 
 
 @pytest.mark.parametrize("code", FAILING, ids=NAMES)
