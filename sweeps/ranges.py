@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep, Sweep, ValueType
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep, Sweep, ValueType
 
 from common.errors import SettingsError, format_value
 from common.settings import TEXT_KINDS, setting_hints
@@ -39,8 +39,17 @@ def for_hydra(override: str) -> str:
 
 
 def parse_values(loader: ConfigLoader, overrides: Iterable[str]) -> list[Override]:
-    """Return typed overrides as Hydra reads them; loader: for the options of glob()."""
-    return OverridesParser.create(config_loader=loader).parse_overrides([*map(for_hydra, overrides)])
+    """Return typed overrides as Hydra reads them; loader: for the options of glob().
+
+    Raises SettingsError for a log scale of values that have none: a sweeper would pass over it.
+    """
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides([*map(for_hydra, overrides)])
+    for override in parsed:
+        value = override.value()
+        if "log" in getattr(value, "tags", ()) and not isinstance(value, IntervalSweep):
+            problem = f"{override.input_line}: only an interval has a log scale"
+            raise SettingsError(problem, "list the values, or write tag(log,interval(A,B)) for hydra/sweeper=optuna")
+    return parsed
 
 
 def computed_in_job(override: str) -> str:

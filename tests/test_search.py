@@ -79,14 +79,14 @@ def test_a_search_gets_values_that_each_package_reads_and_typed_ones_before_an_e
 
     params = {"optimizer.lr": "0.05", "model.n_embd": "choice(16,32)", "optimizer": "glob(a*)"}
     typed = [
-        "optimizer.lr=interval(0.1,0.2)",
+        "optimizer.lr=tag(log,interval(0.1,0.2))",
         "schedule=glob(c*)",
         "seed=range(1,3),7",
         "model.n_layer=range(1,3)",
         "x=1",
     ]
     made = searched(tmp_path, sweep, typed, params=params)
-    assert given[:3] == ["optimizer.lr=interval(0.1,0.2)", "schedule=constant,cosine", "seed=1,2,7"]
+    assert given[:3] == ["optimizer.lr=tag(log,interval(0.1,0.2))", "schedule=constant,cosine", "seed=1,2,7"]
     assert given[3:] == ["model.n_layer=range(1,3)", "x=1"]  # Optuna draws the end of a range too
     assert made["params"] == {"model.n_embd": "16,32", "optimizer": "adamw"}
     shown = capsys.readouterr().out
@@ -107,6 +107,8 @@ def test_a_search_refuses_a_plan_and_values_that_are_none(tmp_path):
         "optimizer.lr=glob(*)": "glob() chooses among options, and optimizer.lr has none",
         "seed=range(1,3,0)": "must have finite numbers, and no step of 0",
         "optimizer=glob(x*)": "lists no value",
+        "batch_size=tag(log,range(2,9,2))": "only an interval has a log scale: list the values, or write tag(log,inte",
+        "batch_size=tag(log,choice(2,8))": "tag(log,choice(2,8)): only an interval has a log scale",
     }
     for typed, said in refused.items():
         with pytest.raises(SettingsError) as error:
