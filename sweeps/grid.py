@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import SettingsError, format_value, mend
-from common.text import flat, hydra_quoted, plural, visible
+from common.text import flat, hydra_quoted, plural, quote, visible
 from runs.directory import in_order, settings_of_result, trained_settings, written_settings
 from runs.origin import PROJECT_HASH
 from runs.summary import JOB, fail_job, has_run, key_of, read_job, read_summary, refuse_other_run
@@ -295,14 +295,23 @@ class Grid(Sweeper):
         return dict(sorted([*found.items(), *zip(left, new, strict=False)]))
 
     def as_begun(self, numbered: Mapping[int, Sequence[str]]) -> dict[int, Sequence[str]]:
-        """Return the overrides of each job as they were typed when its run began."""
+        """Return the overrides of each job as they were typed when its run began, with the folder of its run.
+
+        Hydra would compute another folder, of a hydra.sweep.subdir with ${now:…} or ${hydra:job.id}.
+        """
         begun = dict(numbered)
         for number, (folder, _) in self.attempts().items():
             record = read_job(folder)
             job = begun.get(number)
-            if job and record and has_run(folder) and key_of(record.overrides) != key_of(job):
+            if not (job and record):
+                continue
+            if key_of(record.overrides) != key_of(job):
+                if not has_run(folder):
+                    continue
                 allowed = [override for override in job if override.startswith("allow_changes=")]
-                begun[number] = [*record.overrides, *allowed]
+                job = [*record.overrides, *allowed]
+            place = folder.relative_to(self.folder).as_posix()
+            begun[number] = [*job, f"hydra.sweep.subdir={quote(place)}"]
         return begun
 
     def tell_other_settings(

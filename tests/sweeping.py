@@ -53,7 +53,7 @@ def in_memory(sweeper: Grid, folder: Path, result: Result) -> list[dict[str, str
         returns = []
         for number, overrides in enumerate(jobs, initial_job_idx):
             settings = dict(override.split("=", 1) for override in overrides)
-            job = folder / settings.pop("hydra.sweep.subdir", str(number))
+            job = folder / settings.pop("hydra.sweep.subdir", str(number)).strip('"')
             job.mkdir(parents=True, exist_ok=True)
             try:
                 if begin_job(job, number, [f"{name}={value}" for name, value in settings.items()]) is None:

@@ -877,7 +877,8 @@ def test_a_run_is_one_job_whose_words_are_known_though_others_now_have_its_setti
     for jobs in ([same, new], [new, same]):
         assert sweeper.numbered(jobs, {same: now, new: ran}) == {0: same, 1: new}
     assert sweeper.numbered([other], {other: ran}) == {0: other}
-    assert sweeper.as_begun({0: [*other, "allow_changes=true"]}) == {0: ["experiment=mine", "allow_changes=true"]}
+    kept = ["experiment=mine", "allow_changes=true", 'hydra.sweep.subdir="0"']
+    assert sweeper.as_begun({0: [*other, "allow_changes=true"]}) == {0: kept}
     with pytest.raises(SettingsError, match="0 holds a run of `experiment=mine`, not of `optimizer.lr=1e-2`"):
         sweeper.numbered([other], {other: now})
 
@@ -938,6 +939,25 @@ def test_a_sweep_goes_on_with_its_settings_however_they_are_typed(tmp_path):
     # Another rate is another run, in whatever words.
     said = refusal(*words, *others, "optimizer.beta2=0.94", "seed=1,2", cwd=tmp_path)
     assert "s/0 holds a run of" in said and "remove its 3 runs" in said
+
+
+def test_a_run_keeps_its_folder_where_hydra_would_compute_another(tmp_path):
+    """Of a folder with the time or the job's number on a cluster, a sweep that went on trained each job once more."""
+    sweeper = Grid()
+    sweeper.folder, sweeper.config = tmp_path, OmegaConf.create({"dry_run": False})
+    put_job(tmp_path / "12-30 a", 1, "seed=2").rename(tmp_path / "12-30 a/lr=1,seed=2")
+    jobs = {0: ["seed=1"], 1: ["seed=2"]}
+    assert sweeper.as_begun(jobs) == {0: ["seed=1"], 1: ["seed=2", 'hydra.sweep.subdir="12-30 a/lr=1,seed=2"']}
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_in_folders_that_are_named_by_the_time(tmp_path):
+    place = "hydra.sweep.subdir=${now:%H-%M-%S-%f}/${hydra:job.num}"
+    given = [*tiny(tmp_path, max_steps=1), "hydra.sweep.dir=s", place]
+    assert run_here("-m", *given, "seed=1,2", cwd=tmp_path).returncode == 0
+    again = run_here("-m", *given, "seed=1,2,3", cwd=tmp_path)
+    assert again.returncode == 0 and again.stdout.count("is finished already") == 2, again.stderr
+    assert len([*(tmp_path / "s").glob("*/*/checkpoints")]) == 3 and "Left out" not in again.stdout
 
 
 @pytest.mark.long
