@@ -42,7 +42,7 @@ from common.errors import SettingsError, first_line, format_value
 from common.files import without_shell_signs
 from common.mistakes import sentence_for
 from common.settings import NULLS, build, here_it_is, parse_overrides, typed_value
-from common.text import flat, hydra_quoted, literal, quote, seen_from_here
+from common.text import flat, hydra_quoted, literal, quote, seen_from_here, without_escapes
 from model.config import GPTConfig
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
 from sweeps.grid import VARIANTS
@@ -459,7 +459,7 @@ def run_job(cfg: DictConfig) -> Any:
     unset_path()
     folder = Path(own.runtime.output_dir)
     typed = {override.partition("=")[0]: override for override in sys.argv}  # of a setting typed twice the last
-    varied = " ".join(override for override in own.overrides.task if override not in typed.values())
+    varied = " ".join(each for each in map(without_escapes, own.overrides.task) if each not in typed.values())
     log.info("job %s: %s", number, varied)
     begun = False
     try:

@@ -92,6 +92,11 @@ def quote(text: object) -> str:
 QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""  # a value in quotes for Hydra
 
 
+def without_escapes(override: str) -> str:
+    """Return an override of a job without the backslashes that Hydra puts into a value without quotes."""
+    return override if re.search(QUOTED, override) else re.sub(r"\\([\\()\[\]{}:=,\s])", r"\1", override)
+
+
 def quoted_as_typed(override: str, texts: Container[str], groups: Container[str]) -> str:
     """Return NAME=VALUE with quotes around values that Hydra would read otherwise, or refuse.
 

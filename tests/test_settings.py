@@ -51,7 +51,7 @@ from common.settings import (
     settings_in,
     unknown_setting,
 )
-from common.text import flat, hydra_quoted, seen_from_here
+from common.text import flat, hydra_quoted, seen_from_here, without_escapes
 from data.config import VOCABULARIES, DataConfig, TalesConfig, TaskConfig, TokenizerConfig
 from eval import EvalConfig
 from export import ExportConfig
@@ -877,6 +877,13 @@ def test_a_text_that_may_be_meant_as_a_list_is_told_and_null_is_none(caplog):
     (typed,) = shlex.split(caplog.messages[0].partition("commas: ")[2].removesuffix(" is a list."))
     assert from_arguments(SampleConfig, [typed]).stop == ["</s>", "\n###"]
     assert from_arguments(SampleConfig, ["stop=null"]).stop == [] and len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("typed", ["${oc.env:TEXTS,/a b.txt}", "a b", r"C:\x\y", '"a, b"', "1.0", r"'C:\, x'"])
+def test_an_override_is_shown_without_the_backslashes_of_hydra(typed):
+    """A job's line had data.path=$\\{oc.env\\:TEXTS\\}, of a sweep that has one text."""
+    (parsed,) = OverridesParser.create().parse_overrides([f"data.path={typed}"])
+    assert without_escapes(f"data.path={parsed.get_value_element_as_str()}") == f"data.path={typed}"
 
 
 def test_null_names_no_folder_and_no_field():
