@@ -125,7 +125,7 @@ def warnings_of_schedulers() -> list[int]:
 
 
 def signals_of_submitit() -> list[int]:
-    """Return the signals at which submitit queues the job of this process again, and ends it at once."""
+    """Return the signals at which submitit ends this process and queues its job again."""
     handlers = {one: signal.getsignal(one) for one in warnings_of_schedulers()}
     return [one for one, handler in handlers.items() if str(getattr(handler, "__module__", "")).startswith("submitit.")]
 

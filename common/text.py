@@ -93,7 +93,7 @@ QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""  # a value in quotes for Hyd
 
 
 def without_escapes(override: str) -> str:
-    """Return an override of a job without the backslashes that Hydra puts into a value without quotes."""
+    """Return an override of a job without the backslashes that Hydra puts into values."""
     return override if re.search(QUOTED, override) else re.sub(r"\\([\\()\[\]{}:=,\s])", r"\1", override)
 
 
