@@ -295,7 +295,7 @@ class Grid(Sweeper):
         return dict(sorted([*found.items(), *zip(left, new, strict=False)]))
 
     def as_begun(self, numbered: Mapping[int, Sequence[str]]) -> dict[int, Sequence[str]]:
-        """Return the overrides of each job as they were typed when its run began, with the folder of its run.
+        """Return the overrides of each job as typed when its run began, and its folder.
 
         Hydra would compute another folder, of a hydra.sweep.subdir with ${now:…} or ${hydra:job.id}.
         """
