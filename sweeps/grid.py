@@ -97,8 +97,10 @@ class Grid(Sweeper):
         self.task_function: Any = task_function
         self.config: DictConfig = config
         if config.dry_run and "submitit_folder" in config.hydra.launcher:  # whose jobs print to files
-            config.hydra.launcher = {"_target_": f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"}
-        self.launcher: Launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+            self.launcher: Launcher = BasicLauncher()
+            self.launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        else:
+            self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def sweep(self, arguments: list[str]) -> None:
         """Check all jobs, then run those that are not finished; SettingsError if some failed."""

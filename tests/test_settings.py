@@ -455,7 +455,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m experiment={a:1}": "experiment={a:1} is no option: leave it out, or type one option without brackets.",
     "-m experiment=[heads,null]": "experiment=[heads,null]: null is no option of experiment: leave it out, or name",
     "-m hydra.job.env_copy=[HOME,NOPE_1]": "has a variable that is not set: set NOPE_1 before the command, or leave it",
-    "-m hydra.callbacks=[1]": "(Cannot merge DictConfig with ListConfig): correct it, or leave it out.",
+    "-m hydra.callbacks=[1]": "): correct it, or leave it out.",
     "-m hydra.searchpath=[http://x]": "hydra.searchpath has a folder that Hydra cannot read: type --config-dir=FOLDER.",
     "-m seed=rang(1,3)": "ranges are choice(2,4,8)",
     "-m optimizer.lr=zip(0.1,0.2)": "write the pairs as variants, as in 'hydra.sweeper.variants=[\"model.n_embd=64 ",
