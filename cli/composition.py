@@ -487,8 +487,7 @@ def run_job(cfg: DictConfig) -> Any:
             config = to_settings(cfg, parse_overrides(own.overrides.task))
             if begun and has_checkpoints(folder):  # the sweep goes on, or Slurm queued the job again
                 config = replace(config, resume=str(folder), init_from=None)
-            of_first = threads_of_sweep(Path(own.sweep.dir))
-            loss = with_torch().train_or_plan(config, of_first)
+            loss = with_torch().train_or_plan(config, threads_of_sweep(Path(own.sweep.dir)))
         except SettingsError as error:
             of_drawn = of_search(error, varied) if own.runtime.choices["hydra/sweeper"] == "optuna" else None
             if of_drawn is None:
@@ -537,9 +536,10 @@ def explain(error: BaseException) -> str | None:
         name, _, value = str(error.override).partition("=")
         shown = ("data.path", "notes (1).txt") if set(value) & set("\"'\\,()[]{}") else (name, value)
         example = "'{}=\"{}\"', on Windows \"{}='{}'\"".format(*shown, *shown)  # its PowerShell removes double quotes
-        remedy = f"{quoted}, as in {example}; ranges are choice(2,4,8) and range(1,5)"
+        ranges = "ranges are choice(2,4,8) and range(1,5)"
+        remedy = f"{quoted}, as in {example}; {ranges}"
         if name in {*SETTINGS} - TEXTS and re.match(r"[\w.*]+\(", value):  # a number takes no quotes
-            remedy = f"list values, as in {name}=A,B; ranges are choice(2,4,8) and range(1,5)"
+            remedy = f"list values, as in {name}=A,B; {ranges}"
         of_null = re.search(r"(choice|shuffle|sort)\(([^()]*\bnull\b[^()]*)\)", value)
         if of_null:
             remedy = f"Hydra's {of_null[1]} takes no null: list the values, as in {name}={of_null[2]}"

@@ -247,6 +247,7 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
     hints = setting_hints(TrainConfig)
     for name, value in typed.items():
         is_hydras = name.startswith("hydra")
+        is_log = is_hydras and name.removeprefix("hydra")[1:].startswith(LOGS)
         if value.startswith("{") and name in {known.partition(".")[0] for known in hints if "." in known}:
             raise several_settings(name, value, is_sweep)
         if not is_hydras and name not in GROUPS and name not in hints:
@@ -267,11 +268,10 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
                 remedy = f"type {name.removeprefix('hydra.job.env_set.')}={value} before the command"
             if OF_HYDRA.fullmatch(name):  # which a sweep refuses too
                 remedy = "type -m in its place" if name == "hydra.mode" else "leave it out"
-            if name.removeprefix("hydra")[1:].startswith(LOGS):
+            if is_log:
                 remedy = "leave it out: Hydra writes no file and no log of its own for a run"
             raise SettingsError(f"{name}={value} is for sweeps", remedy)
         if OF_HYDRA.fullmatch(name):
-            is_log = name.removeprefix("hydra")[1:].startswith(LOGS)
             remedy = "leave it out" + ", for the terminal and train.log have the messages of each job" * is_log
             raise SettingsError(f"{name}={value} is no setting of a sweep", remedy)
         absent = {*re.findall(r"\w+", value)} - os.environ.keys() if name == "hydra.job.env_copy" else set()

@@ -49,7 +49,7 @@ def find_code(name: str, run: Path) -> str:
 
 
 def other_code(config: dict[str, Any], run: Path) -> str:
-    """Return what tells that a run has learned with other code than has run here, or ""."""
+    """Return the note on a run that has learned with other code than has run here, or ""."""
     if not code.RAN or has_run(config, run):
         return ""
     kept = kept_file(config, run)

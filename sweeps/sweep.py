@@ -26,12 +26,12 @@ from sweeps.hydra_versions import register_resolver
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
 OF_ONE_PROCESS = {"backend": "loky", "prefer": "processes", "tasks_per_node": 1, "nodes": 1}
-"""The settings of launchers by which a job would be none or several processes, or a thread, with what they must be."""
+"""The settings of launchers that make a job several processes, or a thread, with the values that they must have."""
 PLACES = {
     "hydra.sweep.subdir": "a folder in it, as in 'hydra.sweep.subdir=NAME/${hydra.job.num}'",
     "hydra.output_subdir": "the name of a folder in each job's, as in hydra.output_subdir=.hydra",
 }
-"""The settings that name folders of jobs, and what to write."""
+"""The settings that name folders of jobs, each with an example."""
 
 
 def jobs_at_once() -> int:
@@ -105,14 +105,14 @@ def kept_folder(config: DictConfig, folder: Path, report: Callable[[], str], go_
 
     go_on: the override with which the same command goes on after a signal, which is printed too.
     """
-    if os.environ.get("RANK", "0") != "0":
-        yield
-        return
     if config.dry_run:
         try:
             yield
         finally:
             rmtree(folder, ignore_errors=True)
+        return
+    if os.environ.get("RANK", "0") != "0":
+        yield
         return
     with ExitStack() as stack:
         with os_errors_named("hydra.sweep.dir", folder, "used", "name another folder"):

@@ -580,9 +580,10 @@ def test_the_plan_of_a_resumed_run_says_that_it_is_of_all_steps(tmp_path):
     (tmp_path / "checkpoints/step_40/meta.json").write_text(as_json(Meta({}, Progress(step=40))))
     config = TrainConfig(resume=str(tmp_path), max_steps=60)
     for steps in (None, 40, 50):
-        (line,) = plan.resumed_line(config, steps)
+        (line,) = plan.resumed_line(config, plan.saved_before(config), steps)
         assert line == "resume    goes on at step 40; time and steps here are those of the whole run"
-    assert plan.resumed_line(TrainConfig(), 9) == plan.resumed_line(TrainConfig(resume=f"{tmp_path}/none"), 9) == []
+    for config in (TrainConfig(), TrainConfig(resume=f"{tmp_path}/none")):
+        assert plan.resumed_line(config, plan.saved_before(config), 9) == []
 
 
 def test_a_plan_refuses_an_end_before_the_step_where_a_run_is_resumed(tmp_path):
@@ -591,8 +592,9 @@ def test_a_plan_refuses_an_end_before_the_step_where_a_run_is_resumed(tmp_path):
     (tmp_path / "checkpoints/step_40/meta.json").write_text(as_json(Meta({}, Progress(step=40))))
     for name, value in (("max_steps", 39), ("max_flops", 1000)):
         said = f"{name}={value} ends before step 40, where resume={tmp_path} is: raise it, or leave it out."
+        config = TrainConfig(resume=str(tmp_path), **{name: value})
         with pytest.raises(SettingsError, match=re.escape(said)):
-            plan.resumed_line(TrainConfig(resume=str(tmp_path), **{name: value}), 39)
+            plan.resumed_line(config, plan.saved_before(config), 39)
 
 
 def test_a_plan_refuses_the_settings_that_the_resumed_run_would_refuse(tmp_path):
@@ -607,4 +609,5 @@ def test_a_plan_refuses_the_settings_that_the_resumed_run_would_refuse(tmp_path)
         with pytest.raises(SettingsError, match=f"^{re.escape(str(refused.value))}$"):
             check_settings(asdict(replace(begun, **change)), Meta(asdict(begun)), asdict(TrainConfig()))
     for change in ({}, dict(max_steps=60, micro_batch_size=4), dict(seed=2, allow_changes=True)):
-        plan.refuse_other_run(replace(begun, **change))
+        config = replace(begun, **change)
+        plan.check_resumed(config, plan.saved_before(config))

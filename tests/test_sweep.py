@@ -883,7 +883,7 @@ def test_a_run_is_one_job_whose_words_are_known_though_others_now_have_its_setti
         sweeper.numbered([other], {other: now})
 
 
-def test_a_dry_run_plans_the_jobs_that_are_typed_whatever_runs_are_in_its_folder(tmp_path):
+def test_a_dry_run_plans_the_jobs_that_are_typed_whatever_runs_are_in_its_folder(tmp_path, monkeypatch):
     """Its folder was the current one: job 0 of the sweep below it was trained, in place of a plan."""
     put_job(tmp_path, 0, "a=1", "seed=1")
     put_job(tmp_path / "multirun/day/time", 0, "a=1", "seed=1")
@@ -896,9 +896,11 @@ def test_a_dry_run_plans_the_jobs_that_are_typed_whatever_runs_are_in_its_folder
     jobs = [["a=2", "dry_run=true"], ["a=3", "dry_run=true"]]
     numbered = sweeper.numbered(jobs, {("a=2", "dry_run=true"): None, ("a=3", "dry_run=true"): None})
     assert [*sweeper.as_begun(numbered).values()] == jobs
-    with kept_folder(config, sweeper.folder, pytest.fail):
-        (sweeper.folder / "0").mkdir(parents=True)  # as Hydra does
-    assert not sweeper.folder.exists() and len([*tmp_path.iterdir()]) == 3
+    for number in ("0", "1"):  # under torchrun each process has a folder of its own
+        monkeypatch.setenv("RANK", number)
+        with kept_folder(config, sweeper.folder, pytest.fail):
+            (sweeper.folder / "0").mkdir(parents=True)  # as Hydra does
+        assert not sweeper.folder.exists() and len([*tmp_path.iterdir()]) == 3
 
 
 @pytest.mark.slow

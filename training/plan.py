@@ -205,7 +205,8 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     Raises SettingsError for an unknown plan.device, and wherever the run would.
     """
     # Check the settings against the run that is resumed, and the machine: this one, or plan.device.
-    refuse_other_run(config)
+    saved = saved_before(config)
+    check_resumed(config, saved)
     device = choose_device(config.device)
     if config.plan.device is None:
         check_machine(config, device, Ranks())
@@ -219,7 +220,7 @@ def plan_run(train_step: TrainStep, config: TrainConfig) -> str:
     config = with_vocabulary(config, data.vocab_size)
     model = without_weights(config.model)
     steps = steps_to_take(config, model)
-    resumed = resumed_line(config, steps)
+    resumed = resumed_line(config, saved, steps)
     config = replace(config, max_steps=steps)
 
     # Describe the run, and its price here or on plan.device.
@@ -253,20 +254,18 @@ def saved_before(config: TrainConfig) -> Meta | None:
         return None
 
 
-def refuse_other_run(config: TrainConfig) -> None:
-    """Raise SettingsError for settings that the resumed run would refuse."""
-    saved = saved_before(config)
+def check_resumed(config: TrainConfig, saved: Meta | None) -> None:
+    """Raise SettingsError for settings that the resumed run would refuse, by its meta.json."""
     if saved:
         config = replace(config, code_hash=run_code(config.code))
         check_settings(asdict(config), saved, asdict(TrainConfig()))
 
 
-def resumed_line(config: TrainConfig, steps: int | None) -> list[str]:
-    """Return the line that tells where a resumed run goes on.
+def resumed_line(config: TrainConfig, saved: Meta | None, steps: int | None) -> list[str]:
+    """Return the line that tells where a resumed run goes on, by its meta.json.
 
     Its plan is that of all its `steps`. Raises SettingsError if it is past them.
     """
-    saved = saved_before(config)
     if saved is None:
         return []
     step = saved.progress.step
