@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from common.settings import (
     TEXT_KINDS,
     WANDB_COMMAND,
     WANDB_SWEEP,
+    did_you_mean,
     read_value,
     setting_hints,
     unknown_setting,
@@ -35,11 +37,15 @@ SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
 WHOLE = {"hydra.launcher": "hydra/launcher", "hydra.sweeper": "hydra/sweeper", "hydra.sweep": "hydra.sweep.dir"}
 """Hydra's nodes that people give a value, with the names that they mean."""
-OF_HYDRA = re.compile(
-    r"hydra[./](job_logging|hydra_logging|verbose|mode|runtime|overrides|job\.(num|id|config_name|override_dirname)"
-    r"|(launcher|sweeper|callbacks\.sweeps)\._target_|callbacks\.sweeps)(\..*)?"
+SERVED = (
+    *("hydra/launcher", "hydra/sweeper", "hydra/sweeper/sampler", "hydra/callbacks"),
+    *("hydra.launcher", "hydra.sweeper", "hydra.callbacks", "hydra.sweep", "hydra.sweep.dir", "hydra.sweep.subdir"),
+    *("hydra.output_subdir", "hydra.searchpath"),
+    *("hydra.job.name", "hydra.job.env_set", "hydra.job.env_copy", "hydra.job.config.override_dirname"),
+    *("hydra.run.dir", "hydra.job.chdir"),  # which sweeps.sweep.check_launcher() answers
 )
-"""Hydra's settings that a sweep fills in itself: others end in tracebacks, write each line twice, or do nothing."""
+"""Hydra's settings and nodes that a sweep serves: others end in tracebacks, write each line twice, or do nothing."""
+FILLED_IN = ("hydra.launcher._target_", "hydra.sweeper._target_", "hydra.callbacks.sweeps")  # by conf/
 IN_SHELL = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}|\$\{now:([^}]*)\}")  # what a shell has as well
 CALL = re.compile(r"\$\{[\w.]+:")  # of a resolver of Hydra's, as in ${now:%H}
 NAMED = re.compile(r"\$\{([\w.]+)\}")  # a setting, as in ${seed}
@@ -104,7 +110,8 @@ def refuse_misread(file: Path) -> None:
     """Raise SettingsError for a value of a file that YAML reads as another than is typed.
 
     Without quotes YAML takes 12:30 for 750, 010 for 8, no for false and 1.10 for 1.1. Raises it too for a byte order
-    mark before the line # @package _global_, which Hydra then passes over, and by refuse_second_override().
+    mark before the line # @package _global_, which Hydra then passes over, by refuse_second_override(), and for a
+    setting of Hydra's that no sweep serves.
     """
     from omegaconf import OmegaConf  # mistakes in typed settings are answered before this import
 
@@ -121,6 +128,10 @@ def refuse_misread(file: Path) -> None:
     except Exception:  # Hydra finds these mistakes again, and composition.explain() names them
         return
     refuse_second_override(file, content)
+    for place in (name.removeprefix(".") for name in written):
+        if place.startswith("hydra.") and not is_served(place):
+            fault = f"{seen_from_here(file)} has {place}, which is no setting of a sweep"
+            raise SettingsError(fault, remedy_for_hydras(place))
     for place in written.keys() & read.keys():
         name = place.removeprefix(".").removeprefix("hydra.sweeper.params.")
         hint = hints.get(name)
@@ -187,6 +198,46 @@ def is_misread(name: str, typed: Any, value: Any, hint: Any) -> bool:
         return ":" in typed
 
 
+def is_served(name: str) -> bool:
+    """Return whether a sweep serves a setting of Hydra's, by its dotted name."""
+
+    def is_of(*nodes: str) -> bool:
+        return name in nodes or name.startswith(tuple(f"{node}." for node in nodes))
+
+    return is_of(*SERVED) and not is_of(*FILLED_IN)
+
+
+def check_hydras(name: str, value: str, is_sweep: bool) -> None:
+    """Raise SettingsError for a setting of Hydra's that has no use here."""
+    if not is_sweep:
+        remedy = "add -m; run_dir= names the folder of a run"
+        if name == "hydra.run.dir":  # which a sweep has no use for
+            raise SettingsError(f"{name}={value} has no effect here", "run_dir=FOLDER names the folder of a run")
+        if name == "hydra.searchpath":
+            remedy = "type --config-dir=FOLDER"
+        if name.startswith("hydra.job.env_set."):
+            remedy = f"type {name.removeprefix('hydra.job.env_set.')}={value} before the command"
+        if not is_served(name):
+            remedy = "type -m in its place" if name == "hydra.mode" else remedy_for_hydras(name)
+        if is_log(name):
+            remedy = "leave it out: Hydra writes no file and no log of its own for a run"
+        raise SettingsError(f"{name}={value} is for sweeps", remedy)
+    if not is_served(name):
+        raise SettingsError(f"{name}={value} is no setting of a sweep", remedy_for_hydras(name))
+
+
+def is_log(name: str) -> bool:
+    """Return whether a setting of Hydra's is of its own files and logs."""
+    return name.removeprefix("hydra")[1:].startswith(LOGS)
+
+
+def remedy_for_hydras(name: str) -> str:
+    """Return the remedy for a setting of Hydra's that no sweep serves."""
+    meant = get_close_matches(name, SERVED, 1, cutoff=0.93)  # which hydra.job.num and hydra.job.name do not reach
+    logged = ", for the terminal and train.log have the messages of each job" * is_log(name)
+    return did_you_mean(meant) or f"leave it out{logged}"
+
+
 def several_settings(group: str, value: str, is_sweep: bool) -> SettingsError:
     """Return the error for a group with its settings in braces, as in optimizer={'lr': 0.01}."""
     parts: list[dict[str, Any]] = []
@@ -247,7 +298,6 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
     hints = setting_hints(TrainConfig)
     for name, value in typed.items():
         is_hydras = name.startswith("hydra")
-        is_log = is_hydras and name.removeprefix("hydra")[1:].startswith(LOGS)
         if value.startswith("{") and name in {known.partition(".")[0] for known in hints if "." in known}:
             raise several_settings(name, value, is_sweep)
         if not is_hydras and name not in GROUPS and name not in hints:
@@ -258,22 +308,8 @@ def check_typed(typed: dict[str, str], is_sweep: bool) -> None:
         dotted = name.replace("/", ".")
         if dotted.startswith(("hydra.launcher.", "hydra.sweeper.")) and name not in (dotted, "hydra/sweeper/sampler"):
             raise SettingsError(f"{name}={value} has a slash, which is for options", f"type {dotted}={value}")
-        if is_hydras and not is_sweep:
-            remedy = "add -m; run_dir= names the folder of a run"
-            if name == "hydra.run.dir":  # which a sweep has no use for
-                raise SettingsError(f"{name}={value} has no effect here", "run_dir=FOLDER names the folder of a run")
-            if name == "hydra.searchpath":
-                remedy = "type --config-dir=FOLDER"
-            if name.startswith("hydra.job.env_set."):
-                remedy = f"type {name.removeprefix('hydra.job.env_set.')}={value} before the command"
-            if OF_HYDRA.fullmatch(name):  # which a sweep refuses too
-                remedy = "type -m in its place" if name == "hydra.mode" else "leave it out"
-            if is_log:
-                remedy = "leave it out: Hydra writes no file and no log of its own for a run"
-            raise SettingsError(f"{name}={value} is for sweeps", remedy)
-        if OF_HYDRA.fullmatch(name):
-            remedy = "leave it out" + ", for the terminal and train.log have the messages of each job" * is_log
-            raise SettingsError(f"{name}={value} is no setting of a sweep", remedy)
+        if is_hydras:
+            check_hydras(name, value, is_sweep)
         absent = {*re.findall(r"\w+", value)} - os.environ.keys() if name == "hydra.job.env_copy" else set()
         if absent:
             remedy = f"set {min(absent)} before the command, or leave it out"

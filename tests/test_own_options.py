@@ -230,6 +230,29 @@ def test_an_experiment_that_sets_nothing_of_a_run_is_answered_with_its_first_lin
         composed(f"--config-dir={folder}", "experiment=odd")
 
 
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    {
+        "verbose: true": "leave it out, for the terminal and train.log have",
+        "job_logging: {root: {level: INFO}}": "leave it out, for the terminal",
+        "mode: RUN": "leave it out",
+        "job: {num: 3}": "leave it out",
+        "sweeper: {_target_: abc}": "leave it out",
+        "callbacks.sweeps: null": "leave it out",
+        "runtime: {cwd: x}": "leave it out",
+        "swep: {dir: x}": "did you mean hydra.sweep.dir",
+    }.items(),
+)
+def test_a_file_has_the_settings_of_hydra_that_a_sweep_serves(folder, setting, remedy):
+    file = folder / "experiment/odd.yaml"
+    served = "sweep: {dir: x}, output_subdir: .hydra, launcher: {n_jobs: 2}, callbacks: {mine: {_target_: a.B}}"
+    file.write_text(f"{SMALL}hydra: {{{served}}}\n")
+    refuse_misread(file)
+    file.write_text(f"{SMALL}hydra: {{{served}, {setting}}}\n")
+    with pytest.raises(SettingsError, match=f"odd.yaml has hydra.* no setting of a sweep: {remedy}"):
+        refuse_misread(file)
+
+
 def test_a_byte_order_mark_that_hides_the_first_line_is_refused_with_the_command_that_removes_it(folder):
     file = folder / "experiment/odd.yaml"
     file.write_text(SMALL, "utf-8-sig")

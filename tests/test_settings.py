@@ -359,7 +359,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "lr=0.1": "there is no setting lr: here it is optimizer.lr (the peak rate, of Muon; optimizer=adamw takes",
     "+foo=1": "there is no setting foo: --help all lists them",
     "data.path.x=3": "there is no setting data.path.x: did you mean data.path?",
-    "-m hydra.foo=1": "there is no setting hydra.foo: --cfg hydra shows",
+    "-m hydra.foo=1": "hydra.foo=1 is no setting of a sweep: leave it out",
     "hydra.run.dir=a": "hydra.run.dir=a has no effect here: run_dir=FOLDER names the folder of a run",
     "hydra.mode=MULTIRUN": "hydra.mode=MULTIRUN is for sweeps: type -m in its place",
     "hydra.job.num=3": "hydra.job.num=3 is for sweeps: leave it out",
@@ -428,8 +428,7 @@ TYPED = {  # what is typed behind train.py, and what is answered
     "-m experiment=[heads,nope]": "experiment=nope does not exist: choose experiment from attention",
     "model={0}": "model={0} has settings in braces: type each setting as model.NAME=VALUE",
     "-m optimizer={1:2}": "optimizer={1:2} has settings in braces: type each setting as optimizer.NAME=VALUE",
-    "-m model={n_layer:1,n_embd:16},{n_layer: 2}": 'variants=["model.n_layer=1 model.n_embd=16", "model.n_layer=2"]',
-    "-m data={path:a b},{path:c}": "has settings in braces: type each setting as data.NAME=VALUE",
+    "-m model={n_layer:1,n_embd:16},{n_layer:2}": 'variants=["model.n_layer=1 model.n_embd=16", "model.n_layer=2"]',
     "model=small,tiny": "model=small,tiny is several values for one run: add -m",
     "attention=sdpa,loop": "attention=sdpa,loop is several values for one run: add -m",
     "seed=1,2": "seed=1,2 is several values for one run: add -m",
@@ -450,8 +449,11 @@ TYPED = {  # what is typed behind train.py, and what is answered
         f"-m hydra.{each}": f"hydra.{each} is no setting of a sweep: leave it out."
         for each in ("launcher._target_=abc", "callbacks.sweeps=null", "mode=RUN", "overrides.task=[1]", "job.num=0")
     },
+    "-m hydra/env=default": "hydra/env=default is no setting of a sweep: leave it out.",
+    "-m +hydra.x=1": "hydra.x=1 is no setting of a sweep: leave it out.",
+    "-m hydra.swep.dir=x": "hydra.swep.dir=x is no setting of a sweep: did you mean hydra.sweep.dir?",
+    "-m hydra/lancher=joblib": "hydra/lancher=joblib is no setting of a sweep: did you mean hydra/launcher?",
     "-m hydra/launcher=[joblib]": "hydra/launcher=[joblib] is no option: leave it out, or type one option without br",
-    "-m hydra/env=[1,2]": "hydra/env=[1,2] is no option: leave it out, or type one option without brackets.",
     "-m experiment={a:1}": "experiment={a:1} is no option: leave it out, or type one option without brackets.",
     "-m experiment=[heads,null]": "experiment=[heads,null]: null is no option of experiment: leave it out, or name",
     "-m hydra.job.env_copy=[HOME,NOPE_1]": "has a variable that is not set: set NOPE_1 before the command, or leave it",
@@ -906,6 +908,8 @@ def test_what_the_agent_of_wandb_types_is_answered_with_lines_of_the_sweeps_file
     for one, said in typed.items():
         with pytest.raises(SettingsError, match=re.escape(said)):
             check_typed(parse_overrides([one]), is_sweep=False)
+    with pytest.raises(SettingsError, match=r"type each setting as data\.NAME=VALUE\.$"):  # no variant has a blank
+        check_typed(parse_overrides(["data={path:a b},{path:c}"]), is_sweep=True)
     monkeypatch.setattr("common.settings.WANDB_SWEEP", True)
     monkeypatch.setattr("cli.overrides.WANDB_SWEEP", True)
     with pytest.raises(
