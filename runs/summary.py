@@ -99,6 +99,8 @@ class JobRecord:
     overrides: list[str]
     reason: str | None = None
     """The reason why the latest attempt failed, in one line."""
+    place: str | None = None
+    """The path of its folder below the sweep's, which tells the jobs of another sweep apart."""
 
 
 TEXTS = [field.name for field in fields(Summary) if field.type == str | None]
@@ -150,8 +152,11 @@ def sentence_of(error: BaseException) -> str:
     return f"{line}." if isinstance(error, ValueError) else f"{type(error).__name__}: {line}"
 
 
-def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
-    """Write job.json, or return the objective of the folder's run if it is finished."""
+def begin_job(folder: Path, number: int, overrides: list[str], place: str | None = None) -> float | None:
+    """Write job.json, or return the objective of the folder's run if it is finished.
+
+    place: the path of the folder below the sweep's, if that is not just its name.
+    """
     overrides = overrides_of_job(overrides)
     summary = read_summary(folder)
     refuse_other_run(folder, overrides)
@@ -159,7 +164,7 @@ def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
         loss = "none" if summary.val_loss is None else summary.val_loss
         log.info("job %d is finished already: validation loss %s", number, loss)
         return summary.objective
-    write_job(folder, JobRecord(number, overrides))
+    write_job(folder, JobRecord(number, overrides, place=place or folder.name))
     return None
 
 
@@ -193,10 +198,24 @@ def fail_job(folder: Path, error: BaseException) -> None:
         write_job(folder, replace(record, reason=sentence_of(error)))
 
 
+def jobs_of_sweep(sweep: Path) -> dict[Path, JobRecord]:
+    """Return the folders of a sweep's jobs that have begun, with their records.
+
+    Those of another sweep in a folder below have other places, unless a version before `place` wrote them.
+    """
+    folders = (file.parent for file in sorted(sweep.glob(f"*/**/{JOB}")))
+    records = {folder: record for folder in folders if (record := read_job(folder))}
+    return {
+        folder: record
+        for folder, record in records.items()
+        if record.place in (None, folder.relative_to(sweep).as_posix())
+    }
+
+
 def threads_of_sweep(sweep: Path) -> int | None:
     """Return the threads of the first run in a sweep's folder; None without one on a CPU."""
-    for file in sorted(sweep.glob(f"*/**/{NAME}")):
-        summary = read_summary(file.parent)
+    for folder in jobs_of_sweep(sweep):
+        summary = read_summary(folder)
         if summary and summary.threads:
             return int(summary.threads)
     return None

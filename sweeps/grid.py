@@ -27,7 +27,7 @@ from common.errors import SettingsError, format_value, mend
 from common.text import flat, hydra_quoted, plural, quote, visible
 from runs.directory import in_order, settings_of_result, trained_settings, written_settings
 from runs.origin import PROJECT_HASH
-from runs.summary import JOB, fail_job, has_run, key_of, read_job, read_summary, refuse_other_run
+from runs.summary import JOB, fail_job, has_run, jobs_of_sweep, key_of, read_job, read_summary, refuse_other_run
 from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once
 from sweeps.leaderboard import DEFAULTS, shown, write_leaderboard
@@ -231,7 +231,7 @@ class Grid(Sweeper):
             return
         present = {config.code: config.code_hash for config in configs if config and config.code}
         others = set[str]()
-        for folder in {path.parent for path in self.folder.glob("*/**/summary.json")}:
+        for folder in jobs_of_sweep(self.folder):
             summary = read_summary(folder)
             if summary and summary.project_hash not in (None, PROJECT_HASH):
                 others.add(f"commit={summary.commit} project_hash={summary.project_hash}")
@@ -377,10 +377,8 @@ class Grid(Sweeper):
 
     def attempts(self) -> dict[int, tuple[Path, int]]:
         """Return the folder of each job that has begun, and when it began, by its number."""
-        files = self.folder.glob("*/**/job.json")
-        return {
-            record.number: (file.parent, file.stat().st_mtime_ns) for file in files if (record := read_job(file.parent))
-        }
+        jobs = jobs_of_sweep(self.folder)
+        return {record.number: (folder, (folder / JOB).stat().st_mtime_ns) for folder, record in jobs.items()}
 
     def launch_alone(self, job: Sequence[str], number: int) -> JobReturn:
         """Run a job that a killed worker left; one that is killed again has failed."""

@@ -58,7 +58,7 @@ from hydra_plugins._tinygpt import AfterJob
 from model.config import GPTConfig
 from runs.directory import lock_run, written_settings
 from runs.metrics import read_metrics
-from runs.summary import JobRecord, begin_job, fail_job, read_job, read_summary
+from runs.summary import JobRecord, begin_job, fail_job, jobs_of_sweep, read_job, read_summary
 from sweeps.compositions import Compositions, brings
 from sweeps.grid import Grid
 from sweeps.leaderboard import (
@@ -594,7 +594,7 @@ def test_a_failed_jobs_exception_does_not_keep_its_model_alive(is_its_cause, tmp
 def test_a_job_knows_whether_its_folder_holds_its_run(tmp_path):
     job = tmp_path / "3"
     job.mkdir()
-    assert begin_job(job, 3, ["seed=3"]) is None and read_job(job) == JobRecord(3, ["seed=3"])
+    assert begin_job(job, 3, ["seed=3"]) is None and read_job(job) == JobRecord(3, ["seed=3"], place="3")
     fail_job(job, SettingsError("too\nbad"))
     assert read_job(job).reason == "too." and read_jobs(tmp_path)[0].status == "failed"
     assert begin_job(job, 3, ["seed=4", "a=1"]) is None and read_job(job).reason is None  # nothing was trained there
@@ -646,6 +646,19 @@ def test_every_combination_runs_with_every_variant_and_a_job_that_fails_does_not
     again = in_memory(sweeper, tmp_path, lambda settings: 2.0)
     sweeper.sweep(["max_steps=5"])
     assert [" ".join(job.values()) for job in again] == ["2 6 mla"] and not is_locked(tmp_path / ".lock")
+
+
+def test_a_sweep_in_the_folder_above_another_has_jobs_of_its_own(tmp_path):
+    """It took the other's runs for its own, and refused its jobs, or began with those that were alike."""
+    trained = []
+    for folder, seeds in ((tmp_path / "first", "1,2"), (tmp_path, "2,3"), (tmp_path, "2,3,4"), (tmp_path, "5,4")):
+        sweeper = Grid()
+        jobs = in_memory(sweeper, folder, lambda settings: 1.0)
+        sweeper.sweep([f"seed={seeds}"])
+        trained.append([job["seed"] for job in jobs])
+    assert trained == [["1", "2"], ["2", "3"], ["4"], ["5"]]
+    assert [*jobs_of_sweep(tmp_path)] == [tmp_path / str(number) for number in range(4)]
+    assert len(jobs_of_sweep(tmp_path / "first")) == 2
 
 
 def test_a_sweep_that_is_stopped_frees_its_folder_and_the_signal_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
