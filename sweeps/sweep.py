@@ -22,6 +22,7 @@ from common.files import os_errors_named, user_path
 from common.machine import processors
 from common.text import flat, literal, quote, visible
 from runs.directory import lock_run
+from runs.summary import NAME as SUMMARY
 from sweeps.hydra_versions import register_resolver
 
 EXTRAS = {"joblib": "parallel", "submitit_local": "slurm", "submitit_slurm": "slurm"}  # that launchers need
@@ -32,6 +33,9 @@ PLACES = {
     "hydra.output_subdir": "the name of a folder in each job's, as in hydra.output_subdir=.hydra",
 }
 """The settings that name folders of jobs, each with an example."""
+
+FILES = ("report.html", "leaderboard.csv", "leaderboard.md", "decide.md", "decide.json")
+"""The files that a sweep writes."""
 
 
 def jobs_at_once() -> int:
@@ -92,8 +96,15 @@ def fix_folder(config: DictConfig) -> Path:
     if config.dry_run:
         config.hydra.sweep.dir = f"{gettempdir()}/tinygpt-{uuid4().hex}"
     folder = user_path("hydra.sweep.dir", config.hydra.sweep.dir)
-    if (folder / "checkpoints").is_dir():
+    if (folder / "checkpoints").is_dir() or (folder / SUMMARY).exists():
         raise SettingsError(f"hydra.sweep.dir={folder} is a run's folder", "name a sweep's, or a new one")
+    # A sweep's folder has a .lock before its first file, and one of which `python -m sweeps` made a table has runs.
+    of_others = [name for name in FILES if (folder / name).exists()]
+    if of_others and not (folder / ".lock").exists() and not any(folder.glob(f"*/**/{SUMMARY}")):
+        problem = (
+            f"hydra.sweep.dir={folder} has a {' and a '.join(of_others)} of no sweep, which this one would replace"
+        )
+        raise SettingsError(problem, "name another folder, or move them away")
     config.hydra.sweep.dir = literal(str(folder))
     config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(folder)}")
     return folder

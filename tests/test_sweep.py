@@ -1001,11 +1001,30 @@ def test_jobs_with_a_value_of_their_number_are_known_by_their_other_values(tmp_p
     assert grid.numbered(jobs, unknown) == dict(enumerate(jobs))
 
 
-@pytest.mark.slow
-def test_a_runs_folder_is_refused_as_a_sweeps(tmp_path):
-    (tmp_path / "run/checkpoints").mkdir(parents=True)
-    said = refusal("seed=1,2", "hydra.sweep.dir=run", cwd=tmp_path)
-    assert said == "error: hydra.sweep.dir=run is a run's folder: name a sweep's, or a new one.\n"
+@pytest.mark.parametrize("name", ["report.html", "leaderboard.csv", "decide.json"])
+def test_a_sweep_takes_no_folder_of_a_run_and_replaces_no_file_of_others(name, tmp_path):
+    def folder_of_sweep() -> Path:
+        hydra = {"sweep": {"dir": str(tmp_path / "s")}, "overrides": {"hydra": []}}
+        return fix_folder(OmegaConf.create({"dry_run": False, "hydra": hydra}))
+
+    assert folder_of_sweep() == tmp_path / "s"
+    (tmp_path / "s/checkpoints").mkdir(parents=True)
+    with pytest.raises(SettingsError, match="/s is a run's folder: name a sweep's, or a new one"):
+        folder_of_sweep()
+    (tmp_path / "s/checkpoints").rmdir()
+    put_summary(tmp_path / "s")  # of a run whose checkpoints were removed
+    with pytest.raises(SettingsError, match="/s is a run's folder"):
+        folder_of_sweep()
+    (tmp_path / "s/summary.json").unlink()
+    # A table is a sweep's if that has a lock, or runs.
+    (tmp_path / "s" / name).write_text("of somebody else")
+    with pytest.raises(SettingsError, match=f"/s has a {name} of no sweep, which this one would replace: name another"):
+        folder_of_sweep()
+    (tmp_path / "s/.lock").touch()
+    assert folder_of_sweep()
+    (tmp_path / "s/.lock").unlink()
+    put_job(tmp_path / "s", 0, "seed=1")
+    assert folder_of_sweep() == tmp_path / "s"
 
 
 @pytest.mark.long
