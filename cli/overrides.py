@@ -35,7 +35,12 @@ FOLDER = ("--config-dir", "-cd")
 FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--config-file", "--cfg-file")  # of others
 SUFFIXES = (".yaml", ".yml", ".json", ".py")
 LOGS = ("output", "job_logging", "hydra_logging", "verbose")  # Hydra's settings of its own files and logs
-WHOLE = {"hydra.launcher": "hydra/launcher", "hydra.sweeper": "hydra/sweeper", "hydra.sweep": "hydra.sweep.dir"}
+WHOLE = {
+    "hydra.launcher": "hydra/launcher",
+    "hydra.sweeper": "hydra/sweeper",
+    "hydra.sweeper.sampler": "hydra/sweeper/sampler",
+    "hydra.sweep": "hydra.sweep.dir",
+}
 """Hydra's nodes that people give a value, with the names that they mean."""
 SERVED = (
     *("hydra/launcher", "hydra/sweeper", "hydra/sweeper/sampler", "hydra/callbacks"),

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from itertools import product, takewhile
+from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
@@ -25,6 +26,8 @@ MAY_BE_EMPTY = ("prompt", "sample_prompt")
 """Settings whose empty text has a meaning."""
 OF_ONE_RUN = ("run_dir", "resume")
 """Settings that a sweep's jobs have of their own."""
+OF_WORDS = re.compile(r"(sample_)?prompts?|stop|(data\.)?separator|wandb\..*")
+"""The settings whose texts may have words such as seed=2."""
 NO_LIMIT = ("all", "inf", "infinity", "never", "none", "null", "random", "unlimited")
 """Words in place of a number, for what others write as -1: a setting that refuses both has one remedy."""
 TEXT_KINDS = (str, str | None, list[str], list[str] | None)
@@ -106,6 +109,10 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
             words = [*takewhile(is_word_alone, arguments[place + 1 :])]
             remedy = f"write {shlex.quote(argument + ' '.join(words))}" if words else "give it a value, or leave it out"
             raise SettingsError(f"{name}= is empty", remedy)
+        # Quotes hold several arguments together.
+        apart = taken_apart(argument, names) if name in names and not OF_WORDS.fullmatch(name) else ""
+        if apart and not Path(value).exists():
+            raise SettingsError(f"{argument!r} is several settings in one argument", apart)
         values[name] = value
         before = argument
     return values
@@ -229,9 +236,6 @@ def build(schema: type[Schema], values: dict[str, Any], left_out: Callable[[str]
         return make(schema, "")
     except SettingsError as error:
         name = error.setting
-        apart = taken_apart(f"{name}={error.value}", settings)
-        if apart:  # quotes hold several arguments together
-            error.remedy = apart
         if not error.remedy and error.value.lower() in NO_LIMIT:
             error.remedy = remedy_below(schema, values, name)
         if not error.remedy and name in settings:

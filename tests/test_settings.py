@@ -737,9 +737,22 @@ def test_several_settings_within_quotes_are_answered_with_arguments_that_can_be_
     assert (config.seed, config.max_steps) == (2, 3)
 
 
-def test_a_text_may_hold_what_looks_like_a_setting():
-    config = build(TrainConfig, parse_overrides(["wandb.notes=better with seed=2"], NAMES_OF["train.py"]))
-    assert config.wandb.notes == "better with seed=2"
+@pytest.mark.parametrize("first", ["tokenizer=byte", "data.path=x.txt", "run_dir=a", "init_from=runs/b"])
+def test_a_path_or_option_with_a_setting_behind_it_is_no_name_of_a_file(first):
+    """As `train.py "$SETTINGS"` types it: run_dir='a seed=3' made a folder of that name."""
+    with pytest.raises(SettingsError, match="is several settings in one argument: type each") as refused:
+        parse_overrides([f"{first} seed=3"], NAMES_OF["train.py"])
+    said = refused.value.remedy.rpartition("argument of its own: ")[2]
+    assert parse_overrides(shlex.split(said)) == dict([first.split("="), ["seed", "3"]])
+
+
+@pytest.mark.parametrize("typed", ["wandb.notes=better with seed=2", "sample_prompt=x seed=2", "wandb.name=a seed=2"])
+def test_a_text_may_hold_what_looks_like_a_setting(typed, tmp_path, monkeypatch):
+    name, _, value = typed.partition("=")
+    assert parse_overrides([typed], NAMES_OF["train.py"]) == {name: value}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a seed=3").mkdir()  # somebody's
+    assert parse_overrides(["resume=a seed=3"], NAMES_OF["train.py"])
 
 
 def test_a_name_is_near_another_by_its_words():
