@@ -532,28 +532,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, (yaml.MarkedYAMLError, UnicodeDecodeError)):
         return explain_file(error)
     if isinstance(error, OverrideParseException):
-        quoted = "put a value that has commas, brackets or quotes in both kinds of quotes"
-        name, _, value = str(error.override).partition("=")
-        shown = ("data.path", "notes (1).txt") if set(value) & set("\"'\\,()[]{}") else (name, value)
-        example = "'{}=\"{}\"', on Windows \"{}='{}'\"".format(*shown, *shown)  # its PowerShell removes double quotes
-        ranges = "ranges are choice(2,4,8) and range(1,5)"
-        remedy = f"{quoted}, as in {example}; {ranges}"
-        if name in {*SETTINGS} - TEXTS and re.match(r"[\w.*]+\(", value):  # a number takes no quotes
-            remedy = f"list values, as in {name}=A,B; {ranges}"
-        of_null = re.search(r"(choice|shuffle|sort)\(([^()]*\bnull\b[^()]*)\)", value)
-        if of_null:
-            remedy = f"Hydra's {of_null[1]} takes no null: list the values, as in {name}={of_null[2]}"
-        if str(error.override).startswith("hydra.sweeper.variants="):
-            remedy = VARIANTS
-        if re.match(r"[\w.]*(uniform|normal|rand|space|logrange)\w*\(", value):
-            remedy = f"list values, as in {name}=A,B; {DRAWN}"
-        if str(error.override).startswith("hydra.sweeper.params="):
-            remedy = "type the values of each setting, as in seed=1,2"
-        if re.fullmatch(r"[\w.+/-]+(,[\w.+/-]+)*,", value):
-            remedy = f"leave out the last comma, as in {name}={value[:-1]}"
-        if value.startswith("zip("):
-            remedy = f"write the pairs as variants, as in 'hydra.sweeper.variants={PAIRS}'"
-        return f"cannot read the override {error.override!r}: {remedy}."
+        return f"cannot read the override {error.override!r}: {remedy_for_override(str(error.override))}."
     for mistake in (error.__cause__, error):
         if isinstance(mistake, (ConfigAttributeError, ConfigKeyError)):
             return explain_unknown(str(mistake.full_key), mistake.parent_node)
@@ -603,6 +582,30 @@ def explain(error: BaseException) -> str | None:
     if sentence.startswith("Ambiguous value"):  # after --cfg alone
         return f"{sentence.split()[4]} has several values, and --cfg shows those of one job: type one of them."
     return sentence
+
+
+def remedy_for_override(override: str) -> str:
+    """Return the remedy for an override that Hydra's grammar refuses; the first that fits."""
+    name, _, value = override.partition("=")
+    ranges = "ranges are choice(2,4,8) and range(1,5)"
+    if value.startswith("zip("):
+        return f"write the pairs as variants, as in 'hydra.sweeper.variants={PAIRS}'"
+    if re.fullmatch(r"[\w.+/-]+(,[\w.+/-]+)*,", value):
+        return f"leave out the last comma, as in {name}={value[:-1]}"
+    if name == "hydra.sweeper.params":
+        return "type the values of each setting, as in seed=1,2"
+    if re.match(r"[\w.]*(uniform|normal|rand|space|logrange)\w*\(", value):
+        return f"list values, as in {name}=A,B; {DRAWN}"
+    if name == "hydra.sweeper.variants":
+        return VARIANTS
+    of_null = re.search(r"(choice|shuffle|sort)\(([^()]*\bnull\b[^()]*)\)", value)
+    if of_null:
+        return f"Hydra's {of_null[1]} takes no null: list the values, as in {name}={of_null[2]}"
+    if name in {*SETTINGS} - TEXTS and re.match(r"[\w.*]+\(", value):  # a number takes no quotes
+        return f"list values, as in {name}=A,B; {ranges}"
+    shown = ("data.path", "notes (1).txt") if set(value) & set("\"'\\,()[]{}") else (name, value)
+    example = "'{}=\"{}\"', on Windows \"{}='{}'\"".format(*shown, *shown)  # its PowerShell removes double quotes
+    return f"put a value that has commas, brackets or quotes in both kinds of quotes, as in {example}; {ranges}"
 
 
 def explain_file(error: yaml.MarkedYAMLError | UnicodeDecodeError) -> str | None:
