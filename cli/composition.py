@@ -382,10 +382,11 @@ def to_settings(
             raise SettingsError(f"the file of {group}= has {setting}, which is not in {group}", remedy)
     values["code_hash"] = code_hash
     asked = set(typed)
-    name = values["attention"]
-    value = values["model.attention"]
-    if name is not None and "model.attention" in asked and name != value:  # TrainConfig cannot tell a typed default
-        raise SettingsError(f"attention={name} and model.attention={value} are both given", "choose one")
+    short = values.get("attention")
+    value = values.get("model.attention")
+    given = None not in (short, value) and "model.attention" in asked
+    if given and short != value:  # TrainConfig cannot tell a typed default
+        raise SettingsError(f"attention={short} and model.attention={value} are both given", "choose one")
     config = build(TrainConfig, values, left_out)
 
     # A typed setting without effect is a mistake; its default claims nothing, and is none.
@@ -557,12 +558,15 @@ def explain(error: BaseException) -> str | None:
     if not isinstance(error, HydraException):
         return None
     sentence = " ".join(str(error).split())
-    added = re.search(r"unexpected keyword argument '(\w+)'.* full_key: (\S+)", sentence)
+    added = re.search(r"unexpected keyword argument '([^']+)'.* full_key: (\S+)", sentence)
     if added:  # typed with a +
         return explain_unknown(f"{added[2]}.{added[1]}", None)
     written = re.match(r"In '(.*?)': ConfigKeyError .* full_key: (\S+)", sentence)
     if written:  # in an option's file, such as an experiment's
         return f"{written[1]}.yaml: {explain_unknown(written[2], None)}"
+    wrong = re.match(r"In '(.*?)': \w+ raised while composing config: (.*?) full_key: (\S+)", sentence)
+    if wrong:
+        return f"{wrong[1]}.yaml: {wrong[3]} cannot be read ({wrong[2]}): correct it, or leave it out."
     group = re.match("Could not override '(hydra/[^'@]*)'", sentence)
     if group:
         of_search = group[1].startswith("hydra/sweeper/")

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -51,6 +52,7 @@ SERVED = (
 )
 """Hydra's settings and nodes that a sweep serves: others end in tracebacks, write each line twice, or do nothing."""
 FILLED_IN = ("hydra.launcher._target_", "hydra.sweeper._target_", "hydra.callbacks.sweeps")  # by conf/
+HYDRAS_GROUPS = ("hydra", "hydra.launcher", "hydra.sweeper", "hydra.sweep", "hydra.job", "hydra.callbacks")
 IN_SHELL = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}|\$\{now:([^}]*)\}")  # what a shell has as well
 CALL = re.compile(r"\$\{[\w.]+:")  # of a resolver of Hydra's, as in ${now:%H}
 NAMED = re.compile(r"\$\{([\w.]+)\}")  # a setting, as in ${seed}
@@ -115,8 +117,8 @@ def refuse_misread(file: Path) -> None:
     """Raise SettingsError for a value of a file that YAML reads as another than is typed.
 
     Without quotes YAML takes 12:30 for 750, 010 for 8, no for false and 1.10 for 1.1. Raises it too for a byte order
-    mark before the line # @package _global_, which Hydra then passes over, by refuse_second_override(), and for a
-    setting of Hydra's that no sweep serves.
+    mark before the line # @package _global_, which Hydra then passes over, by refuse_second_override() and
+    check_shape(), and for a setting of Hydra's that no sweep serves.
     """
     from omegaconf import OmegaConf  # mistakes in typed settings are answered before this import
 
@@ -126,14 +128,26 @@ def refuse_misread(file: Path) -> None:
         fault = f"{seen_from_here(file)} begins with a byte order mark, which hides its line # @package from Hydra"
         remedy = rf"sed -i '1s/^\xEF\xBB\xBF//' {shlex.quote(seen_from_here(file))} removes it"
         raise SettingsError(fault, remedy)
+    package = re.search(r"^\s*#\s*@package[ \t]+(.*)", content, re.M)
+    is_experiment = file.parent.name == "experiment"
+    if package and package[1].strip() not in (
+        "_global_",
+        *(("_group_", file.parent.name) if not is_experiment else ()),
+    ):
+        fault = f"{seen_from_here(file)} has the line {package[0].strip()}"
+        raise SettingsError(fault, "write # @package _global_, and nothing behind it")
     group = "" if "@package _global_" in content else file.parent.name
     try:
-        written = flat({group: yaml.load(content, yaml.BaseLoader)})  # each value is a text
-        read = flat({group: OmegaConf.to_container(OmegaConf.load(file))})
+        loaded = OmegaConf.to_container(OmegaConf.load(file))
     except Exception:  # Hydra finds these mistakes again, and composition.explain() names them
         return
+    check_shape(file, {group: loaded} if group else loaded)
+    written = flat({group: yaml.load(content, yaml.BaseLoader)})  # each value is a text
+    read = flat({group: loaded})
     refuse_second_override(file, content)
     for place in (name.removeprefix(".") for name in written):
+        if place == "hydra.searchpath":
+            raise SettingsError(f"{seen_from_here(file)} has {place}", "leave it out, and type --config-dir=FOLDER")
         if place.startswith("hydra.") and not is_served(place):
             fault = f"{seen_from_here(file)} has {place}, which is no setting of a sweep"
             raise SettingsError(fault, remedy_for_hydras(place))
@@ -151,6 +165,69 @@ def refuse_misread(file: Path) -> None:
                 if hint in TEXT_KINDS:
                     remedy = "put quotes around each text" if isinstance(typed, list) else f"write '{typed}'"
                 raise SettingsError(fault + format_value(value), remedy)
+
+
+def check_shape(file: Path, settings: Any) -> None:
+    """Raise SettingsError unless a file of settings has a group where one is wanted, and a value for each setting.
+
+    settings: those of the file, below its package.
+    """
+    name_of_file = seen_from_here(file)
+    if settings is not None and not isinstance(settings, dict):
+        raise SettingsError(f"{name_of_file} is no list of settings", "write a line NAME: VALUE for each")
+    hints = setting_hints(TrainConfig)
+    for above, own, value in nodes(settings or {}):
+        name = f"{above}{own}"
+        of_sweeper = above.startswith("hydra.sweeper.")  # which has the names of settings
+        if not isinstance(own, str) or (("." in own or "/" in own) and not of_sweeper):
+            refuse_name(name_of_file, own, value)
+        typed = f"{name}: {json.dumps(value, ensure_ascii=False, default=str)}"
+        if name.rpartition(".")[2] == "defaults" and not is_defaults(value):
+            raise SettingsError(f"{name_of_file} has {typed}", "write a line - override /GROUP: OPTION for each group")
+        if name in hints and isinstance(value, dict):
+            raise SettingsError(f"{name_of_file} has {typed}, and {name} takes one value", "leave out the braces")
+        is_group = name in HYDRAS_GROUPS or any(known.startswith(f"{name}.") for known in hints)
+        if is_group and value is None:
+            raise SettingsError(f"{name_of_file} has nothing below the line of {name}", "leave out that line")
+        if is_group and not isinstance(value, dict):
+            remedy = f"write its settings below the line of {name}"
+            group = name.replace(".", "/")
+            if name in (*GROUPS, "hydra.launcher", "hydra.sweeper") and isinstance(value, str):
+                remedy = f"write the option among its defaults, as in - override /{group}: {value}"
+            raise SettingsError(f"{name_of_file} has {typed}, and {name} is a group of settings", remedy)
+
+
+def refuse_name(file: str, name: Any, value: Any) -> None:
+    """Raise SettingsError for the name of a setting or group that Hydra does not read as one."""
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    if not isinstance(name, str):
+        fault = f"{file} has {format_value(name)}: {shown}, which YAML reads as no name"
+        raise SettingsError(fault, "write a line NAME: VALUE for each setting")
+    *above, last = name.split(".")
+    remedy = f"write {': {'.join([*above, last])}: {shown}{'}' * len(above)}"
+    if "/" in name:
+        remedy = f"write it among its defaults, as in - override /{name.lstrip('/')}: OPTION"
+    raise SettingsError(f"{file} has {name}: {shown}", remedy)
+
+
+def nodes(settings: dict[Any, Any], above: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield settings and groups: the dotted names above each, its own name, its value."""
+    for name, value in settings.items():
+        yield above, name, value
+        if isinstance(value, dict):
+            yield from nodes(value, f"{above}{name}.")
+
+
+def is_defaults(value: Any) -> bool:
+    """Return whether a value is a list of options, as Hydra reads the defaults of a file."""
+
+    def is_item(item: Any) -> bool:
+        if isinstance(item, dict) and len(item) == 1:
+            (option,) = item.values()
+            return option is None or all(isinstance(one, str) for one in ([option], option)[isinstance(option, list)])
+        return isinstance(item, str)
+
+    return isinstance(value, list) and all(map(is_item, value))
 
 
 def refuse_second_override(file: Path, content: str) -> None:
