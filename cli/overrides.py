@@ -51,6 +51,11 @@ SERVED = (
     *("hydra.run.dir", "hydra.job.chdir"),  # which sweeps.sweep.check_launcher() answers
 )
 """Hydra's settings and nodes that a sweep serves: others end in tracebacks, write each line twice, or do nothing."""
+HYDRAS = (
+    *("callbacks", "help", "hydra_help", "hydra_logging", "job", "job_logging", "launcher", "mode"),
+    *("output_subdir", "overrides", "run", "runtime", "searchpath", "sweep", "sweeper", "verbose"),
+)
+"""The nodes below hydra."""
 FILLED_IN = ("hydra.launcher._target_", "hydra.sweeper._target_", "hydra.callbacks.sweeps")  # by conf/
 HYDRAS_GROUPS = ("hydra", "hydra.launcher", "hydra.sweeper", "hydra.sweep", "hydra.job", "hydra.callbacks")
 IN_SHELL = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}|\$\{now:([^}]*)\}")  # what a shell has as well
@@ -317,7 +322,10 @@ def remedy_for_hydras(name: str) -> str:
     """Return the remedy for a setting of Hydra's that no sweep serves."""
     meant = get_close_matches(name, SERVED, 1, cutoff=0.93)  # which hydra.job.num and hydra.job.name do not reach
     logged = ", for the terminal and train.log have the messages of each job" * is_log(name)
-    return did_you_mean(meant) or f"leave it out{logged}"
+    node, _, rest = name.partition(".")
+    is_of_part = node == "hydra" and rest.partition(".")[0] not in HYDRAS  # of a sweeper, launcher or folder
+    parts = f", or type its part of Hydra too, as in hydra.sweeper.{rest} or hydra.launcher.{rest}" * is_of_part
+    return did_you_mean(meant) or f"leave it out{logged}{parts}"
 
 
 def several_settings(group: str, value: str, is_sweep: bool) -> SettingsError:

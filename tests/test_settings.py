@@ -450,7 +450,9 @@ TYPED = {  # what is typed behind train.py, and what is answered
         for each in ("launcher._target_=abc", "callbacks.sweeps=null", "mode=RUN", "overrides.task=[1]", "job.num=0")
     },
     "-m hydra/env=default": "hydra/env=default is no setting of a sweep: leave it out.",
-    "-m +hydra.x=1": "hydra.x=1 is no setting of a sweep: leave it out.",
+    "-m +hydra.x=1": "hydra.x=1 is no setting of a sweep: leave it out, or type its part of Hydra too, as in hydra.sw",
+    "-m hydra.n_trials=3": "as in hydra.sweeper.n_trials or hydra.launcher.n_trials.",
+    "-m hydra.sampler.seed=1": "as in hydra.sweeper.sampler.seed or hydra.launcher.sampler.seed.",
     "-m hydra.swep.dir=x": "hydra.swep.dir=x is no setting of a sweep: did you mean hydra.sweep.dir?",
     "-m hydra/lancher=joblib": "hydra/lancher=joblib is no setting of a sweep: did you mean hydra/launcher?",
     "-m hydra/launcher=[joblib]": "hydra/launcher=[joblib] is no option: leave it out, or type one option without br",
