@@ -283,8 +283,6 @@ def call_hydra(arguments: list[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(CONF.parent), *inherited])
     os.environ.setdefault("PYTHONSAFEPATH", OURS)
     sys.argv[1:] = arguments
-    # Hydra warns that its plugins' schemas and our options have the same names, here and in joblib's workers.
-    warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.process")
     with help_unchecked():
         main(config_path=str(CONF), config_name="train")(job)()
@@ -310,6 +308,8 @@ def use_our_sweeper() -> None:
 
     As an override in conf/train.yaml ours would hide an experiment's choice.
     """
+    # Hydra warns that its plugins' schemas and our options have the same names, here and in joblib's workers.
+    warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
     Plugins.instance()  # which registers Hydra's own
     store(group="hydra/sweeper", name="basic", node=OmegaConf.load(CONF / "hydra/sweeper/grid.yaml"), provider="main")
 

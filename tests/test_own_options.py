@@ -242,6 +242,7 @@ def test_an_experiment_that_sets_nothing_of_a_run_is_answered_with_its_first_lin
         "callbacks: {sweeps: null}": "leave it out",
         "runtime: {cwd: x}": "leave it out",
         "swep: {dir: x}": "did you mean hydra.sweep.dir",
+        "direction: maximize": "leave it out, or type its part of Hydra too, as in hydra.sweeper.direction or",
     }.items(),
 )
 def test_a_file_has_the_settings_of_hydra_that_a_sweep_serves(folder, setting, remedy):
@@ -252,6 +253,12 @@ def test_a_file_has_the_settings_of_hydra_that_a_sweep_serves(folder, setting, r
     file.write_text(f"{SMALL}hydra: {{{served}, {setting}}}\n")
     with pytest.raises(SettingsError, match=f"odd.yaml has hydra.* no setting of a sweep: {remedy}"):
         refuse_misread(file)
+
+
+def test_an_experiment_with_a_launcher_is_read_without_a_warning_of_hydras(folder, recwarn):
+    (folder / "experiment/odd.yaml").write_text(f"{SMALL}defaults: [override /hydra/launcher: joblib]\n")
+    composed(f"--config-dir={folder}", "experiment=odd", "dry_run=true")
+    assert not [str(warning.message) for warning in recwarn]
 
 
 def test_a_byte_order_mark_that_hides_the_first_line_is_refused_with_the_command_that_removes_it(folder):
