@@ -9,7 +9,6 @@ import argparse
 import multiprocessing
 import os
 import platform
-import re
 import shlex
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 import torch
 
 from common.console import progress_bar
+from training.device import processor_name
 
 T = TypeVar("T")
 ROUNDS = 5
@@ -48,11 +48,8 @@ def device() -> torch.device:
 def header(*packages: str) -> None:
     """Print the command line, processor, GPU, threads, versions and commit."""
     print(f"`python benchmarks/{shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`\n")
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    processor = names[0] if names else platform.processor()
     parts = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
-    parts += [f"{processor} ({torch.backends.cpu.get_cpu_capability()}) × {os.cpu_count()}"]
+    parts += [f"{processor_name(torch.device('cpu'))} × {os.cpu_count()}"]
     parts += [f"torch threads {torch.get_num_threads()}", f"Python {platform.python_version()}"]
     parts += [f"{package} {version(package)}" for package in ("torch", *packages)]
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]

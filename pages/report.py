@@ -42,12 +42,7 @@ class Report(Logger):
         self.is_drawn = True
         self.evaluations = sum("val_loss" in row for row in rows)
         self.file = RowFile(run.directory / RECORD, "a" if run.progress.step else "w")
-        cuda = run.device.type == "cuda"
-        machine = {
-            "system": platform.platform(terse=True),
-            "python": platform.python_version(),
-            "processor": torch.cuda.get_device_name(run.device) if cuda else platform.machine(),
-        }
+        machine = {"system": platform.platform(terse=True), "python": platform.python_version()}
         self.note(
             command="train() in a notebook" if is_kernel() else shlex.join(["python", *sys.argv]),
             commit=commit(),

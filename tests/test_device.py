@@ -5,8 +5,10 @@ import io
 import logging
 import math
 import os
+import platform
 import random
 import select
+import shutil
 import struct
 import subprocess
 import sys
@@ -43,6 +45,7 @@ from training.device import (
     multiplies_bf16,
     peak_flops,
     peak_memory,
+    processor_name,
     to_device,
     warn_once,
 )
@@ -239,6 +242,18 @@ def test_radeons_get_the_fused_attention_that_torch_calls_experimental(
 def test_a_cards_name_tells_its_arithmetic(monkeypatch, name, expected):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_flops(torch.device("cuda")) == expected
+
+
+def test_the_name_of_a_processor_is_that_of_the_system_and_of_a_card_its_own(monkeypatch):
+    processor_name.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card {device.index}")
+    assert processor_name(torch.device("cuda:1")) == "card 1"
+    name = processor_name(torch.device("cpu"))
+    assert name.endswith(f" ({torch.backends.cpu.get_cpu_capability()})")
+    if shutil.which("lscpu"):
+        known = subprocess.run(["lscpu"], env={"LC_ALL": "C"}, capture_output=True, text=True, check=True).stdout
+        assert platform.machine() == "aarch64" or name.rpartition(" (")[0] in known
+    processor_name.cache_clear()
 
 
 def test_a_batch_is_moved_to_any_device_and_pinned_for_cuda_in_one_piece(monkeypatch):

@@ -711,6 +711,20 @@ def test_what_is_said_of_the_batches_of_a_resumed_run_is_true_of_another_text_to
     assert ["same batches in the same order" in said for said in caplog.messages] == [True, False]
 
 
+def test_a_run_that_goes_on_on_another_processor_says_so(train_config, caplog):
+    """Losses differed in the fourth digit between processors with AVX2 and AVX-512, without a word."""
+    caplog.set_level(logging.INFO, "tinygpt")
+    with training.start.open_run(train_config) as run:
+        facts = run.computed_on()
+    caplog.clear()
+    training.start.tell_changes(facts | {"processor": "Xeon (AVX2)"}, facts)
+    said = f"with processor {facts['processor']} (was Xeon (AVX2)): the same batches in the same order"
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(said)
+    caplog.clear()
+    training.start.tell_changes({name: value for name, value in facts.items() if name != "processor"}, facts)
+    assert not caplog.messages  # an earlier version kept no name
+
+
 @pytest.mark.parametrize(
     ("limits", "step", "said"),
     [

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -313,6 +314,17 @@ def peak_flops(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> flo
     known = [figures[column] for kind, figures in DEVICES.items() if kind in words]
     # DEVICES has the boards for SXM sockets and desktops; those for PCIe, NVL and laptops are slower, others faster.
     return known[0] if known and not {"pcie", "nvl", "laptop", "ti", "super", "d"} & {*words} else None
+
+
+@cache
+def processor_name(device: torch.device) -> str:
+    """Return the name of a GPU, or that of the CPU with the instructions that torch takes of it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    names = []
+    with suppress(OSError):  # a file of Linux, which has no name on ARM
+        names = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8", "replace"), re.MULTILINE)
+    return f"{names[0] if names else platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -29,7 +29,7 @@ from runs.directory import log_sizes
 from runs.origin import PROJECT_HASH
 from training import __version__
 from training.config import TrainConfig
-from training.device import memory_errors
+from training.device import memory_errors, processor_name
 from training.distributed import Ranks
 from training.guest import seed_generators
 from training.optimizer import AdamW, Muon, make_optimizers, optimizer_state
@@ -318,6 +318,7 @@ class Run:
         """Return the facts besides the settings on which the last bits of the result depend."""
         return {
             "device": self.device.type,
+            "processor": processor_name(self.device),
             "precision": self.precision,
             "processes": self.ranks.size,
             "micro_batch_size": self.micro_batch_size,

@@ -839,6 +839,8 @@ def refuse_full_disk(run: Run, directory: Path, setting: str) -> None:
 
 def tell_changes(before: dict[str, Any], now: dict[str, Any], has_same_batches: bool = True) -> None:
     """Log the facts, besides the settings, that have changed since a run was saved."""
+    # An earlier version kept no name of the processor.
+    now = {name: value for name, value in now.items() if name != "processor" or name in before}
     changes = [f"{name} {value} (was {before.get(name)})" for name, value in now.items() if value != before.get(name)]
     code = [change for change in changes if change.startswith("project_hash ")]
     machine = [change for change in changes if change not in code]
