@@ -51,6 +51,8 @@ WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 TOKENIZER = "tokenizer.json"
 NO_CHECKPOINT = "has no checkpoint, for it ended before its first one or they were removed"
+ANOTHER = "use another one"
+"""The remedy for a damaged checkpoint."""
 
 
 @dataclass
@@ -376,8 +378,7 @@ def load_checkpoint(path: Path | str, device: torch.device | str = "cpu") -> Che
 
 def readable(path: Path) -> AbstractContextManager[None]:
     """Turn the errors of a damaged checkpoint into a CheckpointError."""
-    fault = "is damaged or incomplete"
-    return damage_named(CheckpointError, fault, "use another one", setting="checkpoint", value=path)
+    return damage_named(CheckpointError, "is damaged or incomplete", ANOTHER, setting="checkpoint", value=path)
 
 
 def open_checkpoint(where: str | None, device: torch.device | str = "cpu") -> Checkpoint:
@@ -397,7 +398,14 @@ def first_intact(checkpoints: Sequence[Path], read: Callable[[Path], T], say: Ca
             return read(path)
         except CheckpointError as error:
             say(f"{error.problem}; trying {following.name}.")
-    return read(checkpoints[-1])
+    try:
+        return read(checkpoints[-1])
+    except CheckpointError as error:
+        tried = {path.resolve() for path in checkpoints}
+        of_run = {path.resolve() for path in checkpoints_by_step(checkpoints[-1].parent)}
+        if error.remedy == ANOTHER and of_run and of_run <= tried:
+            error.remedy = "no checkpoint of its run is whole, so remove or rename that run, and train it anew"
+        raise
 
 
 def find_checkpoints(where: str | None) -> list[Path]:

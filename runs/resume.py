@@ -103,6 +103,11 @@ def again(run: Path) -> str:
 def refuse_used(directory: Path) -> None:
     """Raise SettingsError if a directory holds a run, or files that a run would replace."""
     if checkpoints_by_step(directory / "checkpoints"):
+        try:
+            newest(directory, read_meta)
+        except CheckpointError as error:
+            problem = f"run_dir={directory} already holds a run, whose checkpoints cannot be read"
+            raise SettingsError(problem, "choose another, or remove it first") from error
         remedy = f"choose another, remove it first, or continue it by {again(directory)}"
         raise SettingsError(f"run_dir={directory} already holds a run", remedy)
     summary = read_summary(directory)
@@ -136,26 +141,33 @@ def find_run(
         folder = user_path("run_dir", run_dir) if run_dir else None
         free = []
         held = []
+        damaged = []
         for run in runs_by_age([folder]) if folder else runs_by_age():
-            # Pass over a run without a readable checkpoint.
-            with suppress(CheckpointError):
+            try:
                 meta = newest(run, read_meta)
-                finished = meta.progress.finished and run != folder
-                if finished or not (init_from is None or began_with(init_from, run, meta)):
-                    continue
-                if is_locked(run / ".lock"):
-                    held.append(run)
-                elif not unlike(flat(meta.config), wanted or {}):
-                    return run
-                else:
-                    free.append(run)
+            except CheckpointError:
+                damaged += [run] if checkpoints_by_step(run / "checkpoints") else []
+                continue
+            finished = meta.progress.finished and run != folder
+            if finished or not (init_from is None or began_with(init_from, run, meta)):
+                continue
+            if is_locked(run / ".lock"):
+                held.append(run)
+            elif not unlike(flat(meta.config), wanted or {}):
+                if damaged:
+                    say("resume=auto passes over %s, whose checkpoints cannot be read.", damaged[0])
+                return run
+            else:
+                free.append(run)
         if free:
             return free[0]
-        if folder in held:  # which is refused then
+        if folder in [*held, *damaged]:  # which is refused then
             return None
         place = f"{run_dir or 'outputs/ and multirun/'}{f' that began with {init_from}' if init_from else ''}"
         if held:
             place += f" but {held[0]}, which is in use (if Ctrl-Z halted it, fg lets it go on)"
+        elif damaged:
+            place += f" but {damaged[0]}, whose checkpoints cannot be read"
         say("resume=auto finds no unfinished run with a checkpoint in %s: the settings are for a new run.", place)
         return None
     run = user_path("resume", where)

@@ -35,7 +35,7 @@ import training.start
 from cli.composition import compose_settings, register_inherited, settings_of_new, tell_found
 from cli.with_torch import inherited_settings
 from common.console import Signals, ending_signals, exit_on_signal
-from common.errors import SettingsError
+from common.errors import CheckpointError, SettingsError
 from common.files import is_locked
 from data.batches import TokenDataset
 from data.config import DataConfig, TokenizerConfig
@@ -63,6 +63,7 @@ from runs.resume import (
     check_settings,
     earlier_settings,
     find_run,
+    newest,
     newest_intact,
     refuse_used,
     remove_leftovers,
@@ -1232,6 +1233,29 @@ def test_auto_begins_a_new_run_if_none_has_a_checkpoint(tmp_path, monkeypatch, c
     places = "outputs/ and multirun/"
     said = f"resume=auto finds no unfinished run with a checkpoint in {places}: the settings are for a new run."
     assert caplog.messages == [said, said]
+
+
+def test_a_run_whose_checkpoints_a_power_cut_has_emptied_is_named_and_not_recommended(tmp_path, monkeypatch, caplog):
+    """resume=auto found no run with a checkpoint, and the refusal of its folder advised resume=, which was refused."""
+    caplog.set_level(logging.INFO, "tinygpt")
+    monkeypatch.chdir(tmp_path)
+    run = Path("outputs/day/hour")
+    step = run / "checkpoints/step_3"
+    step.mkdir(parents=True)
+    (step / "meta.json").touch()
+    assert find_run("auto", None) is find_run("auto", str(run)) is None
+    (said,) = caplog.messages
+    assert f"outputs/ and multirun/ but {run}, whose checkpoints cannot be read: the settings are for" in said
+    with pytest.raises(SettingsError, match="a run, whose checkpoints cannot be read: choose another, or remove it"):
+        refuse_used(run)
+    with pytest.raises(CheckpointError, match=rf"^resume={run}: .*: no checkpoint of its run is whole, so remove"):
+        newest(run, read_meta)
+    older = Path("outputs/day/earlier")
+    (older / "checkpoints/step_1").mkdir(parents=True)
+    (older / "checkpoints/step_1/meta.json").write_text(as_json(Meta({}, Progress(step=1))))
+    os.utime(older / "checkpoints", (1, 1))
+    assert find_run("auto", None) == older
+    assert caplog.messages[1:] == [f"resume=auto passes over {run}, whose checkpoints cannot be read."]
 
 
 def test_a_run_that_is_in_use_perhaps_halted_by_ctrl_z_is_named(tmp_path, monkeypatch, caplog):
