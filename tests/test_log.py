@@ -184,7 +184,8 @@ def test_skipped_steps_are_counted_in_a_row_and_do_not_keep_the_end_from_being_s
 
     monkeypatch.setattr("train.train_step", step)
     train(replace(train_config, max_steps=4))
-    assert "no validation loss counts: the steps that were evaluated have no checkpoint" in caplog.text
+    assert "no validation loss counts: the steps that were evaluated had no checkpoint then" in caplog.text
+    assert "step 4 was skipped, so it is not saved yet: the checkpoints stay" in caplog.text  # it is at the end
     progress = read_meta(Path(train_config.run_dir) / "checkpoints/last").progress
     assert (progress.step, progress.skipped, progress.skipped_in_a_row, progress.finished) == (4, 3, 2, True)
     caplog.clear()

@@ -208,8 +208,8 @@ class Run:
         is_skipped = progress.skipped_in_a_row and not self.scale_can_fall
         waits = is_skipped and not finished and not leaving
         if waits or not self.weights_are_finite():
-            fault = "was skipped" if waits else "is not finite"
-            log.warning("step %d %s, so it is not saved: the checkpoints stay as they are.", progress.step, fault)
+            fault = "was skipped, so it is not saved yet" if waits else "is not finite, so it is not saved"
+            log.warning("step %d %s: the checkpoints stay as they are.", progress.step, fault)
             return
         progress.seconds = self.seconds
         progress.finished = finished

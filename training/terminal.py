@@ -151,7 +151,7 @@ class Terminal(Logger):
         best = progress.result
         unit = "token" if data.tokenizer else "answer"
         if progress.best_loss is None:
-            log.info("\nno validation loss counts: the steps that were evaluated have no checkpoint")
+            log.info("\nno validation loss counts: the steps that were evaluated had no checkpoint then")
         else:
             log.info("\nbest validation loss %.4f nats/%s, at step %d", best, unit, progress.best_step)
         if self.run.is_out_of_patience:
