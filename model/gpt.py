@@ -12,7 +12,7 @@ plain.py has the default model on one page. Without the settings that add someth
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +33,17 @@ from model.layers import LayerNorm, Linear, RMSNorm, forget_casts, joined
 from model.loss import capped, chunk_loss_and_gradient, fused_cross_entropy, nats_of_each, nats_of_logits
 from model.ngrams import NGrams
 from model.recompute import recomputed
-from model.surgery import HOOKS, check_input, check_type, embedded, fit_names, is_matrix, is_replaced, tie_again
+from model.surgery import (
+    HOOKS,
+    check_input,
+    check_type,
+    embedded,
+    fit_names,
+    is_matrix,
+    is_replaced,
+    tie_again,
+    under_all_names,
+)
 
 Stream = Float[Tensor, "B T C"]
 
@@ -338,6 +348,16 @@ class GPT(nn.Module):
             self.config.logit_softcap,
             self.runtime.largest_chunk,
         )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights as torch does, with strict those that modules share by any of their names.
+
+        Without it torch's answer has the missing names, among which safetensors' load_model() looks for those of
+        shared weights.
+        """
+        if strict and isinstance(state_dict, Mapping):
+            state_dict = under_all_names(self, state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
 
     @property
     def has_plain_head(self) -> bool:

@@ -4,7 +4,8 @@ Code may read the weight of a module, or stand for its forward(), only while the
 loss by chunks, for example, reads lm_head.weight, and would leave out an adapter of LoRA.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
 from weakref import WeakSet
 
@@ -84,10 +85,22 @@ def saved_name(name: str) -> str:
 def fit_names(model: Any, weights: dict[str, Tensor], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
     """Give weights the names of the model, before load_state_dict() compares them.
 
-    metadata: torch's, which says if the weights are assigned. Raises ValueError as name_shared() does.
+    metadata: torch's, which says if the weights are assigned: then they are shared no more, and each name gets one.
+    Raises ValueError as check_shared() does.
     """
     rename_wrapped(model, weights, prefix)
-    name_shared(model, weights, prefix, is_assigned=metadata.get("assign_to_params_buffers", False))
+    if metadata.get("assign_to_params_buffers", False):
+        name_shared(model, weights, prefix)
+    else:
+        check_shared(model, weights, prefix)
+
+
+def under_all_names(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights with the names of the model, those that modules share under all of theirs."""
+    named = copy.copy(weights) if isinstance(weights, dict) else dict(weights)  # a state_dict() keeps its versions
+    rename_wrapped(model, named, "")
+    name_shared(model, named, "")
+    return named
 
 
 def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str, *_: Any) -> None:
@@ -103,26 +116,37 @@ def rename_wrapped(model: Any, weights: dict[str, Tensor], prefix: str, *_: Any)
             weights[prefix + own[saved_name(name)]] = weights.pop(key)
 
 
-def name_shared(model: Any, weights: dict[str, Tensor], prefix: str, is_assigned: bool) -> None:
+def name_shared(model: Any, weights: dict[str, Tensor], prefix: str) -> None:
     """Give a weight that modules share all its names, where one of them is loaded.
 
-    A tied lm_head has two; safetensors' save_model() keeps one. Raises ValueError if two names have different numbers,
-    of which torch would keep the later ones; weights that are assigned are shared no more.
+    A tied lm_head has two; safetensors' save_model() keeps one.
     """
-    names: dict[int, list[str]] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(weight), []).append(prefix + name)
-    for shared in names.values():
+    for shared in shared_names(model, prefix):
         given = [name for name in shared if name in weights]
-        if not given:
-            continue
-        first = weights[given[0]]
+        if given:
+            weights.update({name: weights[given[0]] for name in shared if name not in weights})
+
+
+def check_shared(model: Any, weights: dict[str, Tensor], prefix: str) -> None:
+    """Raise ValueError if two names of one weight have different numbers.
+
+    torch would keep those of the later name.
+    """
+    for shared in shared_names(model, prefix):
+        given = [name for name in shared if name in weights]
         for name in given[1:]:
-            if differ(first, weights[name]) and not is_assigned:
+            if differ(weights[given[0]], weights[name]):
                 problem = f"{given[0]} and {name} are one weight of the model, and differ in what is loaded"
                 remedy = "load them into a model where they are two, as with tie_embeddings=False, or leave one out"
                 raise ValueError(f"{problem}: {remedy}.")
-        weights.update({name: first for name in shared if name not in weights})
+
+
+def shared_names(model: Any, prefix: str) -> list[list[str]]:
+    """Return the names of each weight that modules share."""
+    names: dict[int, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(prefix + name)
+    return [each for each in names.values() if len(each) > 1]
 
 
 def differ(a: Tensor, b: Tensor) -> bool:

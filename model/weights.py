@@ -20,7 +20,7 @@ from model.gpt import GPT, MLP, Block, SwiGLU
 from model.ngrams import NGrams
 from model.rope import Pope
 from model.size import without_weights
-from model.surgery import EDITS, PLAIN_TYPES, check_gpt, fit_names, plain_name, uncompiled
+from model.surgery import EDITS, PLAIN_TYPES, check_gpt, plain_name, uncompiled, under_all_names
 
 
 def plain_weights(model: GPT) -> dict[str, Tensor]:
@@ -189,8 +189,7 @@ def load_weights(model: GPT, weights: dict[str, Tensor]) -> None:
 
     Raises ValueError, naming a weight, if they do not fit.
     """
-    weights = dict(weights)
-    fit_names(model, weights, "", {})
+    weights = under_all_names(model, weights)
     wanted = {(name, tensor.shape) for name, tensor in model.state_dict().items()}
     given = {(name, tensor.shape) for name, tensor in weights.items()}
     if wanted != given:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import close, random_gpt, some
-from safetensors.torch import load_file, save_model
+from safetensors.torch import load_file, load_model, save_model
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -186,13 +186,45 @@ def test_what_safetensors_keeps_of_a_tied_model_is_loaded(tmp_path):
         load_weights(other, weights)
 
 
+def around(model):
+    """Return a module with a model in it, as the class Loss of docs/library.md."""
+    module = nn.Module()
+    module.model = model
+    return module
+
+
+def sharing(model):
+    """Return a model whose second layer has the weights of the first."""
+    shared = {id(weight): weight for weight in model.blocks[0].parameters()}
+    model.blocks[1] = copy.deepcopy(model.blocks[0], shared)
+    return model
+
+
+@pytest.mark.parametrize("made", [lambda model: model, around, sharing], ids=["alone", "around", "sharing"])
+def test_safetensors_load_model_reads_what_its_save_model_kept(made, tmp_path):
+    """It looks for the left out names of shared weights among the missing ones; so does Accelerate's load_state()."""
+    saved, model = random_gpt(tie_embeddings=True), random_gpt(1, tie_embeddings=True)
+    tokens = torch.arange(6)[None]
+    save_model(made(saved), str(tmp_path / "model.safetensors"))
+    assert load_model(made(model), tmp_path / "model.safetensors") == (set(), [])
+    assert torch.equal(model(tokens), saved(tokens)) and model.lm_head.weight is model.token_embedding.weight
+
+
+@pytest.mark.parametrize("kept", ["lm_head.weight", "token_embedding.weight"])
+def test_a_tied_weight_that_is_assigned_under_one_name_stays_tied(kept):
+    """Also where names may be missing: the other name kept the numbers of before."""
+    model, other, tokens = random_gpt(tie_embeddings=True), random_gpt(1, tie_embeddings=True), torch.arange(6)[None]
+    left_out = ({"lm_head.weight", "token_embedding.weight"} - {kept}).pop()
+    weights = {name: weight for name, weight in model.state_dict().items() if name != left_out}
+    other.load_state_dict(weights, strict=False, assign=True)
+    assert torch.equal(other(tokens), model(tokens)) and other.lm_head.weight is other.token_embedding.weight
+
+
 @pytest.mark.parametrize("load", [load_weights, GPT.load_state_dict], ids=["load_weights", "load_state_dict"])
 def test_two_weights_are_not_loaded_into_one(load):
     """An untied model's into a tied one, and those of two layers into layers that share theirs."""
     model, other, tokens = random_gpt(tie_embeddings=True), random_gpt(1), torch.arange(6)[None]
-    looped, before = random_gpt(), model(tokens)
-    shared = {id(weight): weight for weight in looped.blocks[0].parameters()}
-    looped.blocks[1] = copy.deepcopy(looped.blocks[0], shared)
+    looped, before = sharing(random_gpt()), model(tokens)
     for wrong, names in ((model, "token_embedding.weight and lm_head.weight"), (looped, "blocks.0.* and blocks.1.*")):
         with pytest.raises(ValueError, match=f"{names} are one weight of the model, and differ in what is loaded"):
             load(wrong, other.state_dict())
