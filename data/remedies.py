@@ -102,7 +102,7 @@ def step_to_texts(record: Record, field: str, format: str, is_there: bool) -> st
                 step = f"{jq(source, f'{each(format)}{path}[]')} makes lines of its records"
             else:
                 step = f"{jq(source, each(format) + joined(path, value, name, field))} joins the strings in {name}"
-            if name == field and isinstance(fields.get("from"), str):
+            if name == field and "from" in fields:  # null for a deleted account
                 step += "; docs/data.md makes days of Telegram's messages, with who said them"
             return step + f", or choose one of {listed(names)}" * bool(names and name != field)
     return ""

@@ -738,9 +738,10 @@ def test_a_file_of_many_texts_by_their_names_becomes_lines(tmp_path, is_conversa
 
 def test_a_text_in_parts_from_a_person_is_told_where_the_person_stays(tmp_path):
     """As Telegram has it: the command that joins the parts leaves out who said them."""
-    record = {"type": "message", "from": "Ann", "text": ["see ", {"type": "link", "text": "https://a.b"}]}
+    record = {"type": "message", "text": ["see ", {"type": "link", "text": "https://a.b"}]}
     file = tmp_path / "a.jsonl"
-    for told, fields in (True, record), (False, record | {"from": None}):
+    deleted = {"from": None}
+    for told, fields in (True, record | {"from": "Ann"}), (True, record | deleted), (False, record):
         file.write_text(json.dumps(fields) + "\n")
         with pytest.raises(DataError, match="joins the strings in text") as caught:
             read(file)

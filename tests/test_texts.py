@@ -888,10 +888,17 @@ def test_the_command_of_the_page_makes_days_with_names_of_telegrams_messages(tmp
         said("02T00:00", "Ann", ""),
     ]
     messages += [said("02T00:01", "Ann", "", "service"), said("03T00:01", "Ann", [link])]
-    (tmp_path / "result.json").write_text(json.dumps({"name": "Bö", "messages": messages}))
-    subprocess.run(["bash", "-c", command_of_the_page("jq -c '.messages |", "> days.jsonl")], check=True, cwd=tmp_path)
-    days = [json.loads(line)["text"] for line in (tmp_path / "days.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert days == ["Ann: Hallo\nDu\nBö 🚲: see https://a.b", "Ann: https://a.b"]
+    photo = {"type": "message", "date": "2020-01-03T00:02", "from": "Ann", "photo": "a.jpg"}
+    messages += [photo, said("03T00:03", None, "Bye")]  # null: a deleted account
+    chat = {"name": "Bö", "messages": messages}
+    command = command_of_the_page("jq -c '.messages |", "> days.jsonl")
+    of_all = command.replace("jq -c '.messages", "jq -c '.chats.list[].messages")
+    expected = ["Ann: Hallo\nDu\nBö 🚲: see https://a.b", "Ann: https://a.b\nDeleted Account: Bye"]
+    for typed, export, chats in (command, chat, 1), (of_all, {"chats": {"about": "", "list": [chat, chat]}}, 2):
+        (tmp_path / "result.json").write_text(json.dumps(export))
+        subprocess.run(["bash", "-c", typed], check=True, cwd=tmp_path)
+        days = [json.loads(line)["text"] for line in (tmp_path / "days.jsonl").read_text(encoding="utf-8").splitlines()]
+        assert days == expected * chats
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
