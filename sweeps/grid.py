@@ -20,7 +20,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import SettingsError, format_value, mend
@@ -215,6 +215,10 @@ class Grid(Sweeper):
         """
         cfg = self.compositions.of_job(job)
         with suppress(OmegaConfBaseException):  # of a folder with the job's number, which only the job has
+            # A job resolves ${hydra:…} while it runs; here ${hydra.…} has the same value.
+            written: Any = OmegaConf.to_container(cfg.hydra.sweep)
+            with read_write(cfg.hydra.sweep):
+                cfg.hydra.sweep.subdir = str(written["subdir"]).replace("${hydra:", "${hydra.")
             place = cfg.hydra.sweep.subdir
             check_places({"hydra.sweep.subdir": place})
             if self.places.setdefault(place, job) != job:

@@ -58,6 +58,10 @@ class Search(Sweeper):
             problem = f"hydra.sweeper.direction={direction} is of several figures, and a job has one"
             raise SettingsError(problem, "type minimize or maximize")
         check_launcher(config)
+        place: Any = OmegaConf.to_container(config.hydra.sweep)
+        if "${" not in str(place["subdir"]):
+            problem = f"hydra.sweep.subdir={place['subdir']} is the folder of several jobs"
+            raise SettingsError(problem, "end it in /${hydra.job.num}, and quote it for the shell")
         self.folder = fix_folder(config)
 
         # Make the package's sweeper.

@@ -38,12 +38,13 @@ def searched(
     arguments: list[str],
     dry_run: bool = False,
     sampler: str = "tpe",
+    subdir: str = "${hydra.job.num}",
     **of_package: Any,
 ) -> dict[str, Any]:
     """Run a search whose package's sweeper is `inner`; return the package's settings."""
     hydra: dict[str, Any] = {
         "sweeper": {"_target_": OPTUNA, "params": None} | of_package,
-        "sweep": {"dir": str(folder)},
+        "sweep": {"dir": str(folder), "subdir": subdir},
     }
     choices = {"hydra/launcher": "basic", "hydra/sweeper": "optuna", "hydra/sweeper/sampler": sampler}
     hydra |= {"runtime": {"choices": choices}}
@@ -66,6 +67,12 @@ def searched(
         search.setup(config=config, hydra_context=SimpleNamespace(config_loader=LOADER), task_function=mock.Mock())
     search.sweep(arguments)
     return made
+
+
+def test_a_folder_that_all_jobs_would_share_is_refused_before_the_first(tmp_path):
+    """The first job was trained, and the second failed."""
+    with pytest.raises(SettingsError, match=r"^hydra.sweep.subdir=x is the folder of several jobs: end it in /"):
+        searched(tmp_path, pytest.fail, [], subdir="x")
 
 
 def test_a_search_gets_values_that_each_package_reads_and_typed_ones_before_an_experiments(tmp_path, capsys):

@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import weakref
-from contextlib import ExitStack, chdir
+from contextlib import ExitStack, chdir, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -963,6 +963,32 @@ def test_a_run_keeps_its_folder_where_hydra_would_compute_another(tmp_path):
     put_job(tmp_path / "12-30 a", 1, "seed=2").rename(tmp_path / "12-30 a/lr=1,seed=2")
     jobs = {0: ["seed=1"], 1: ["seed=2"]}
     assert sweeper.as_begun(jobs) == {0: ["seed=1"], 1: ["seed=2", 'hydra.sweep.subdir="12-30 a/lr=1,seed=2"']}
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("${hydra:job.override_dirname}", "subdir=lr=1 is the folder of several jobs: end it in /${hydra.job.num}"),
+        ("a/${hydra:job.name}", "subdir=a/train is the folder of several jobs"),
+        ("${hydra:job.override_dirname}-${hydra:job.num}", ""),
+        ("${seed}", ""),
+    ],
+)
+def test_a_folder_that_only_a_job_computes_is_known_before_any_job(place, said):
+    """Of seeds with one folder, by exclude_keys, the first was trained, and the second failed."""
+    grid = Grid()
+    jobs = [["seed=1"], ["seed=2"]]
+    job = {"override_dirname": "lr=1", "name": "train", "num": "???"}
+
+    def of_job(overrides):
+        return OmegaConf.create(
+            {"seed": overrides[0][-1], "hydra": {"job": job, "sweep": {"dir": "s", "subdir": place}}}
+        )
+
+    grid.compositions, grid.places = SimpleNamespace(of_job=of_job), {}
+    with pytest.raises(SettingsError, match=re.escape(said)) if said else nullcontext():
+        for overrides in jobs:
+            grid.compose(overrides)
 
 
 @pytest.mark.slow
