@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -310,13 +311,37 @@ def use_our_sweeper() -> None:
     """
     # Hydra warns that its plugins' schemas and our options have the same names, here and in joblib's workers.
     warnings.filterwarnings("ignore", r"\s*'hydra/launcher/", UserWarning)
-    Plugins.instance()  # which registers Hydra's own
+    load_plugins()  # which registers Hydra's own
     store(group="hydra/sweeper", name="basic", node=OmegaConf.load(CONF / "hydra/sweeper/grid.yaml"), provider="main")
+
+
+def load_plugins() -> None:
+    """Let Hydra import its plugins; SettingsError names one whose import fails.
+
+    Hydra imports all that are installed, also those that no setting names.
+    """
+    try:
+        Plugins.instance()
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        files = [
+            *(frame.filename for frame in frames),
+            str(getattr(error, "filename", "")),
+        ]  # a SyntaxError has its own
+        of_plugins = [file for file in files if "hydra_plugins" in Path(file).parts]
+        if not of_plugins:
+            raise
+        parts = Path(of_plugins[-1]).with_suffix("").parts
+        package = parts[parts.index("hydra_plugins") + 1].replace("_", "-")
+        problem = f"{of_plugins[-1]} cannot be imported by Hydra, which imports all its plugins ({first_line(error)})"
+        remedy = f"remove that plugin, by pip uninstall {package} if pip has installed it"
+        raise SettingsError(problem, remedy) from error
 
 
 @contextmanager
 def composing() -> Iterator[None]:
     """Let compose() read our settings, also in a program that composes others by Hydra."""
+    load_plugins()
     with hydra_kept():
         use_our_sweeper()
         with initialize_config_dir(str(CONF), **VERSION_BASE):

@@ -17,7 +17,7 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from sweeping import ROOT, command, put_job, tiny
 
-from cli.composition import explain
+from cli.composition import explain, load_plugins
 from cli.overrides import CONF
 from common.errors import SettingsError
 from common.files import is_locked
@@ -73,6 +73,21 @@ def test_a_folder_that_all_jobs_would_share_is_refused_before_the_first(tmp_path
     """The first job was trained, and the second failed."""
     with pytest.raises(SettingsError, match=r"^hydra.sweep.subdir=x is the folder of several jobs: end it in /"):
         searched(tmp_path, pytest.fail, [], subdir="x")
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('a mutable default')", "def (a mutable default"])
+def test_a_plugin_that_hydra_cannot_import_is_named(code, tmp_path):
+    """Beside hydra-nevergrad-sweeper 1.2 each command ended in a traceback of dataclasses."""
+    file = tmp_path / "hydra_plugins/hydra_mine_sweeper/config.py"
+
+    def instance():
+        exec(compile(code, file, "exec"))
+
+    said = f"^{file} cannot be imported by Hydra, .*: remove that plugin, by pip uninstall hydra-mine-sweeper if"
+    with mock.patch("hydra.core.plugins.Plugins.instance", instance), pytest.raises(SettingsError, match=said):
+        load_plugins()
+    with mock.patch("hydra.core.plugins.Plugins.instance", side_effect=KeyError), pytest.raises(KeyError):
+        load_plugins()  # no plugin's
 
 
 def test_a_search_gets_values_that_each_package_reads_and_typed_ones_before_an_experiments(tmp_path, capsys):
