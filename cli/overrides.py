@@ -173,7 +173,7 @@ def refuse_misread(file: Path) -> None:
 
 
 def check_shape(file: Path, settings: Any) -> None:
-    """Raise SettingsError unless a file of settings has a group where one is wanted, and a value for each setting.
+    """Raise SettingsError for a file with a group in the place of a setting, or the reverse.
 
     settings: those of the file, below its package.
     """

@@ -16,7 +16,7 @@ ELSEWHERE = {  # the files that take more names from files that come later or ar
     "model/layers.py": "FusedRMSNorm Rows decodes multiply normalize trains_norm",
     # What a run is on disk.
     "training/run.py": """AsyncCheckpointer Meta PROJECT_HASH Progress SettingsError Signals TrainConfig __version__
-        flops_per_token log_sizes memory_errors plain_weights plural seed_generators tokens_hash""",
+        flops_per_token log_sizes memory_errors plain_weights plural processor_name seed_generators tokens_hash""",
     # The frame of the loop: a with statement opens and closes each.
     "train.py": """Evaluation Loggers Report TrainConfig decode_rate explain_failures fast_products open_run
         run_eagerly run_train_command batch_to_device refuse_learned_leak""",
