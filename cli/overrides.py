@@ -31,6 +31,7 @@ from training.config import TrainConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+DEFAULTS = CONF / "train.yaml"
 SWEEP = ("-m", "--multirun")
 FOLDER = ("--config-dir", "-cd")
 FILE = ("--config-name", "-cn", "--config-path", "-cp", "--config", "-c", "--config-file", "--cfg-file")  # of others
@@ -141,16 +142,19 @@ def refuse_misread(file: Path) -> None:
     ):
         fault = f"{seen_from_here(file)} has the line {package[0].strip()}"
         raise SettingsError(fault, "write # @package _global_, and nothing behind it")
-    group = "" if "@package _global_" in content else file.parent.name
+    is_ours = file == DEFAULTS
+    group = "" if is_ours or "@package _global_" in content else file.parent.name
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(file))
     except Exception:  # Hydra finds these mistakes again, and composition.explain() names them
         return
-    check_shape(file, {group: loaded} if group else loaded)
+    if package or not is_experiment:  # one without is refused where the settings are composed
+        check_shape(file, {group: loaded} if group else loaded)
     written = flat({group: yaml.load(content, yaml.BaseLoader)})  # each value is a text
     read = flat({group: loaded})
-    refuse_second_override(file, content)
-    for place in (name.removeprefix(".") for name in written):
+    if not is_ours:
+        refuse_second_override(file, content)
+    for place in () if is_ours else (name.removeprefix(".") for name in written):
         if place == "hydra.searchpath":
             raise SettingsError(f"{seen_from_here(file)} has {place}", "leave it out, and type --config-dir=FOLDER")
         if place.startswith("hydra.") and not is_served(place):
@@ -191,14 +195,16 @@ def check_shape(file: Path, settings: Any) -> None:
             raise SettingsError(f"{name_of_file} has {typed}", "write a line - override /GROUP: OPTION for each group")
         if name in hints and isinstance(value, dict):
             raise SettingsError(f"{name_of_file} has {typed}, and {name} takes one value", "leave out the braces")
-        is_group = name in HYDRAS_GROUPS or any(known.startswith(f"{name}.") for known in hints)
+        is_group = name in (*GROUPS, *HYDRAS_GROUPS) or any(known.startswith(f"{name}.") for known in hints)
         if is_group and value is None:
             raise SettingsError(f"{name_of_file} has nothing below the line of {name}", "leave out that line")
         if is_group and not isinstance(value, dict):
             remedy = f"write its settings below the line of {name}"
             group = name.replace(".", "/")
             if name in (*GROUPS, "hydra.launcher", "hydra.sweeper") and isinstance(value, str):
-                remedy = f"write the option among its defaults, as in - override /{group}: {value}"
+                line = f"{group}: {value}" if file == DEFAULTS else f"override /{group}: {value}"
+                line = str(value) if name == file.parent.name else line
+                remedy = f"write the option among its defaults, as in - {line}"
             raise SettingsError(f"{name_of_file} has {typed}, and {name} is a group of settings", remedy)
 
 
@@ -238,7 +244,7 @@ def is_defaults(value: Any) -> bool:
 def refuse_second_override(file: Path, content: str) -> None:
     """Raise SettingsError for an override in a file's defaults that comes second."""
     counts = Counter(overridden(content))
-    of_ours = overridden((CONF / "train.yaml").read_text("utf-8")) if counts else []
+    of_ours = overridden(DEFAULTS.read_text("utf-8")) if counts else []
     for group, count in counts.items():
         if group in of_ours:
             fault = f"conf/train.yaml overrides {group}, so that of {seen_from_here(file)} has no effect"
@@ -261,7 +267,7 @@ def overridden(content: str) -> list[str]:
 
 
 def check_options(typed: dict[str, str]) -> None:
-    """Call refuse_misread() for typed options of conf/, refuse_hidden() for Hydra's folders."""
+    """Call refuse_misread() for conf/train.yaml and typed options, refuse_hidden() for Hydra's folders."""
     for folder in re.findall(r"file://(.+?)['\"]*(?=\]|,\s*['\"]?(?:file|pkg)://)", typed.get("hydra.searchpath", "")):
         refuse_hidden(Path(folder))
     for group in typed.keys() & {*GROUPS}:
@@ -269,6 +275,7 @@ def check_options(typed: dict[str, str]) -> None:
             file = CONF / group / f"{option}.yaml"
             if file.is_file():
                 refuse_misread(file)
+    refuse_misread(DEFAULTS)
 
 
 def is_misread(name: str, typed: Any, value: Any, hint: Any) -> bool:

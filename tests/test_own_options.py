@@ -307,6 +307,7 @@ ODD = {  # what is in a file of settings, and what is answered
     "seed: {a: 1}": "seed takes one value",
     "data: t.txt": "data is a group of settings: write the option among its defaults, as in - override /data: t.txt",
     "optimizer: [a]": "optimizer is a group of settings: write its settings below the line of optimizer",
+    "experiment: other": "experiment is a group of settings: write the option among its defaults, as in - other",
     "model: 3": "model is a group of settings: write its settings",
     "data: {tales: x}": "data.tales is a group of settings: write its settings below the line of data.tales",
     "hydra: {sweeper: optuna}": "among its defaults, as in - override /hydra/sweeper: optuna",
@@ -342,6 +343,26 @@ def test_a_file_of_settings_of_another_shape_is_refused(folder, content):
     nested = "hydra:\n  sweeper:\n    params: {model.n_layer: '1,2', optimizer: {lr: 0.1}}\n    variants: null\n"
     file.write_text(f"# @package _global_\n{well}{nested}seed: 1\ndata:\n  tales: {{seed: 2}}\n")
     refuse_misread(file)
+
+
+def test_defaults_of_ones_own_in_train_yaml_are_read_as_they_are_typed(tmp_path, monkeypatch):
+    file = tmp_path / "train.yaml"
+    monkeypatch.setattr("cli.overrides.DEFAULTS", file)
+    ours = (CONF / "train.yaml").read_text()
+    for mine, said in {
+        "max_steps: 12:30": "max_steps: 12:30, which YAML reads as 750",
+        "wandb: {tags: [no]}": "which YAML reads as",
+        "optimizer: muon": "among its defaults, as in - optimizer: muon",
+        "experiment: heads": "among its defaults, as in - experiment: heads",
+        "model:": "nothing below the line of model",
+        "model.n_layer: 1": "write model: {n_layer: 1}",
+        "off: 1": "which YAML reads as no name",
+    }.items():
+        file.write_text(f"{ours}\n{mine}\n")
+        with pytest.raises(SettingsError, match=f"train.yaml has .*{re.escape(said)}"):
+            check_options({})
+    file.write_text(f"{ours}\nmax_steps: 900\noptimizer:\n  lr: 0.01\n".replace("model: null", "model: tiny"))
+    check_options({"experiment": "heads"})
 
 
 @pytest.mark.parametrize("line", ["# @package global", "# @package _group_", "#@package _global_ # mine"])
