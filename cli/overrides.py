@@ -194,14 +194,16 @@ def check_shape(file: Path, settings: Any) -> None:
         if name.rpartition(".")[2] == "defaults" and not is_defaults(value):
             raise SettingsError(f"{name_of_file} has {typed}", "write a line - override /GROUP: OPTION for each group")
         if name in hints and isinstance(value, dict):
-            raise SettingsError(f"{name_of_file} has {typed}, and {name} takes one value", "leave out the braces")
+            raise SettingsError(
+                f"{name_of_file} has {typed}, and {name} takes one value", f"write {name.rpartition('.')[2]}: VALUE"
+            )
         is_group = name in (*GROUPS, *HYDRAS_GROUPS) or any(known.startswith(f"{name}.") for known in hints)
         if is_group and value is None:
             raise SettingsError(f"{name_of_file} has nothing below the line of {name}", "leave out that line")
         if is_group and not isinstance(value, dict):
             remedy = f"write its settings below the line of {name}"
             group = name.replace(".", "/")
-            if name in (*GROUPS, "hydra.launcher", "hydra.sweeper") and isinstance(value, str):
+            if name in (*GROUPS, "hydra.launcher", "hydra.sweeper") and re.fullmatch(r"[\w.-]+", str(value)):
                 line = f"{group}: {value}" if file == DEFAULTS else f"override /{group}: {value}"
                 line = str(value) if name == file.parent.name else line
                 remedy = f"write the option among its defaults, as in - {line}"
@@ -267,7 +269,7 @@ def overridden(content: str) -> list[str]:
 
 
 def check_options(typed: dict[str, str]) -> None:
-    """Call refuse_misread() for conf/train.yaml and typed options, refuse_hidden() for Hydra's folders."""
+    """Call refuse_misread() for files of conf/ that are read, refuse_hidden() for other folders."""
     for folder in re.findall(r"file://(.+?)['\"]*(?=\]|,\s*['\"]?(?:file|pkg)://)", typed.get("hydra.searchpath", "")):
         refuse_hidden(Path(folder))
     for group in typed.keys() & {*GROUPS}:

@@ -303,12 +303,12 @@ def test_a_group_whose_lines_are_all_left_out_is_named(folder, content, typed, g
 
 
 ODD = {  # what is in a file of settings, and what is answered
-    "attention: {a: sdpa}": "attention takes one value: leave out the braces",
+    "attention: {a: sdpa}": "attention takes one value: write attention: VALUE",
     "seed: {a: 1}": "seed takes one value",
     "data: t.txt": "data is a group of settings: write the option among its defaults, as in - override /data: t.txt",
     "optimizer: [a]": "optimizer is a group of settings: write its settings below the line of optimizer",
     "experiment: other": "experiment is a group of settings: write the option among its defaults, as in - other",
-    "model: 3": "model is a group of settings: write its settings",
+    "model: n_layer=3": "model is a group of settings: write its settings below the line of model",
     "data: {tales: x}": "data.tales is a group of settings: write its settings below the line of data.tales",
     "hydra: {sweeper: optuna}": "among its defaults, as in - override /hydra/sweeper: optuna",
     "hydra: {sweep: x}": "hydra.sweep is a group of settings",
