@@ -103,7 +103,7 @@ class JobRecord:
     """The path of its folder below the sweep's, which tells the jobs of another sweep apart."""
 
 
-TEXTS = [field.name for field in fields(Summary) if field.type == str | None]
+TEXTS = [field.name for field in fields(Summary) if field.type in (str, str | None)]
 NUMBERS = [field.name for field in fields(Summary) if field.type == float | None]
 
 
@@ -116,9 +116,13 @@ def write_summary(directory: Path, summary: Summary) -> None:
 
 
 def read_summary(directory: Path | str) -> Summary | None:
-    """Return a directory's summary.json; None if it is missing or unreadable."""
+    """Return a directory's summary.json; None if it is missing or unreadable.
+
+    A value of another type, as of a person's change, is left out.
+    """
     found = _read(Path(directory) / NAME)
-    known = {field.name: found[field.name] for field in fields(Summary) if field.name in found}
+    known = {name: found[name] for name in TEXTS if isinstance(found.get(name), str)}
+    known |= {name: found[name] for name in NUMBERS if is_number(found.get(name))}
     return Summary(**known) if found.get("status") in STATUSES else None
 
 
@@ -129,9 +133,17 @@ def read_job(folder: Path) -> JobRecord | None:
     """
     with suppress(TypeError):
         record = JobRecord(**_read(folder / JOB))
+        if not is_record(record):
+            return None
         summary = read_summary(folder) if record.reason else None
         return replace(record, reason=None) if summary and summary.status == "finished" else record
     return None
+
+
+def is_record(job: JobRecord) -> bool:
+    """Return whether the values of a job's record have their types, which a person may have changed."""
+    words = [*job.overrides, job.reason or "", job.place or ""] if isinstance(job.overrides, list) else [None]
+    return type(job.number) is int and all(isinstance(word, str) for word in words)
 
 
 def write_job(folder: Path, job: JobRecord) -> None:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import weakref
 from contextlib import ExitStack, chdir, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,7 +58,7 @@ from hydra_plugins._tinygpt import AfterJob
 from model.config import GPTConfig
 from runs.directory import lock_run, written_settings
 from runs.metrics import read_metrics
-from runs.summary import JobRecord, begin_job, fail_job, jobs_of_sweep, read_job, read_summary
+from runs.summary import JobRecord, Summary, begin_job, fail_job, jobs_of_sweep, read_job, read_summary
 from sweeps.compositions import Compositions, brings
 from sweeps.grid import Grid
 from sweeps.leaderboard import (
@@ -608,6 +608,27 @@ def test_a_job_knows_whether_its_folder_holds_its_run(tmp_path):
     (job / "job.json").unlink()
     with pytest.raises(SettingsError, match="unknown settings"):
         begin_job(job, 3, ["seed=4"])
+
+
+@pytest.mark.parametrize("value", ["x", [1], {"a": 1}, True, None, -7, 1e999])
+def test_a_table_passes_over_values_of_other_types_in_summaries_and_records(value, tmp_path):
+    """A summary with a text for a figure ended the sweep that wrote its table in a traceback."""
+    kinds = {field.name: str if field.type in (str, str | None) else float for field in fields(Summary)}
+    for number, name in enumerate(kinds):
+        put_job(tmp_path, number, f"seed={number}")
+        file = tmp_path / str(number) / "summary.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+        summary = read_summary(file.parent)
+        if name != "status":
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            fits = isinstance(value, str) if kinds[name] is str else is_number
+            assert getattr(summary, name) == (value if fits else None)
+    for number, name in enumerate(("number", "overrides", "reason", "place"), len(kinds)):
+        file = put_job(tmp_path, number, f"seed={number}") / "job.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    write_leaderboard(tmp_path)
+    assert len(read_jobs(tmp_path)) == len(kinds) + 4
+    jobs_of_sweep(tmp_path)
 
 
 def test_a_job_that_failed_is_finished_once_another_process_has_ended_its_run(tmp_path):
