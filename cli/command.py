@@ -27,7 +27,7 @@ from common.settings import (
     tell_repeated,
     typed_default,
 )
-from common.threads import sleep_at_barriers
+from common.threads import keep_all_threads, sleep_at_barriers
 from generation.config import EvalConfig, SampleConfig
 from interop.config import ExportConfig
 from training.config import TrainConfig
@@ -96,8 +96,9 @@ def answer(
     groups: returns the default and the options of each group of conf/; explain: returns the sentence for a library's
     exception; sleeps: whether idle threads of OpenMP sleep soon.
     """
+    keep_all_threads()  # before torch is imported, as the next
     if sleeps:
-        sleep_at_barriers()  # before torch is imported
+        sleep_at_barriers()
     with mistakes_explained(explain):
         arguments = sys.argv[1:]
         refuse_removed_folder()

@@ -26,12 +26,34 @@ def sleep_at_barriers() -> None:
         os.environ.update(WAITING)
 
 
+def keep_all_threads() -> None:
+    """Let OpenMP start all threads that torch asks for; call it before torch is imported.
+
+    With OMP_DYNAMIC=true a busy machine gets fewer. oneDNN, by which torch multiplies in half precision, does not look
+    how many there are: the parts of those that are missing hold whatever was in the memory.
+    """
+    os.environ.pop("OMP_DYNAMIC", None)
+
+
 def threads_asked() -> int | None:
-    """Return the number of OMP_NUM_THREADS, of a list the first; None if there is none.
+    """Return the number of OMP_NUM_THREADS, of a list the first; None if there is none."""
+    return number_of("OMP_NUM_THREADS")
+
+
+def thread_limit() -> int | None:
+    """Return OMP_THREAD_LIMIT, the most threads that OpenMP starts; None if there is none.
+
+    Some clusters set it, such as HTCondor. A product by more threads is wrong, as keep_all_threads() says.
+    """
+    return number_of("OMP_THREAD_LIMIT")
+
+
+def number_of(variable: str) -> int | None:
+    """Return the number in a variable of OpenMP's, of a list the first; None if there is none.
 
     OpenMP passes over 0 and what is no number, as if the variable were not set.
     """
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    first = os.environ.get(variable, "").partition(",")[0].strip()
     return int(first) or None if first.isascii() and first.isdecimal() else None
 
 

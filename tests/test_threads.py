@@ -4,6 +4,8 @@ import csv
 import os
 import selectors
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +14,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from sweeping import run_here, tiny
+from sweeping import ROOT, run_here, tiny
 
 from common import threads
-from common.threads import WAITING, Load, sleep_at_barriers, threads_asked
+from common.threads import WAITING, Load, keep_all_threads, sleep_at_barriers, threads_asked
 from runs.checkpoint import read_meta
 from runs.summary import read_summary
 from train import train
 from training import threads as training_threads
+from training.device import limit_threads
 from training.terminal import Terminal
 from training.threads import threads_of_run
 
@@ -35,6 +38,51 @@ def test_threads_are_asked_to_sleep_unless_somebody_has_decided_it(monkeypatch, 
     monkeypatch.setenv(own, "active")
     sleep_at_barriers()
     assert [name for name in WAITING if name in os.environ] == [own] * (own in WAITING) and os.environ[own] == "active"
+
+
+@pytest.mark.parametrize("limit", ["3", " 3,9", "9", "0", "x", None])
+def test_torch_takes_no_more_threads_than_openmp_starts(limit, monkeypatch):
+    """oneDNN's products in half precision held garbage, of the threads that OpenMP had not started."""
+    given: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr("common.machine.processors", lambda: 8)
+    if limit:
+        monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+    most = 3 if limit and "3" in limit else 4
+    for asked in (None, "4", "2"):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if asked:
+            monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        given.clear()
+        limit_threads()
+        assert given == [3] * (most == 3)
+        given.clear()
+        with threads_of_run(4 if asked is None else None) as note:
+            assert given == [most]
+        assert given == [most, 4]
+        if asked == "4" and most == 3:
+            assert note == " with 3 threads: OMP_NUM_THREADS=4 is more than OMP_THREAD_LIMIT=3"
+
+
+def test_openmp_starts_all_threads_that_torch_asks_for(monkeypatch):
+    monkeypatch.setenv("OMP_DYNAMIC", "true")
+    keep_all_threads()
+    assert "OMP_DYNAMIC" not in os.environ
+    keep_all_threads()
+
+
+@pytest.mark.slow
+def test_a_run_in_bf16_has_the_same_loss_where_openmp_starts_one_thread(tmp_path):
+    """Its losses were NaN: a half of each product was whatever the memory held."""
+    losses = []
+    for variables in ({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2", "OMP_THREAD_LIMIT": "1"}):
+        folder = tmp_path / f"r{len(losses)}"
+        command = [sys.executable, str(ROOT / "train.py"), *tiny(tmp_path, max_steps=3), "precision=bf16"]
+        done = subprocess.run([*command, f"run_dir={folder}"], env=os.environ | variables, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        losses.append(read_summary(folder).val_loss)
+    assert losses[0] == losses[1] and losses[0] < 10
 
 
 def clock(monkeypatch, *, cores: int = 2) -> SimpleNamespace:

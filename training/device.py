@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common import machine
 from common.errors import DeviceError, SettingsError, first_line, lacks_memory
-from common.threads import threads_asked
+from common.threads import thread_limit, threads_asked
 from data.batches import Batch
 from model import cpu
 
@@ -300,9 +300,16 @@ def memory_of(device: torch.device) -> tuple[int, int]:
 
 
 def limit_threads() -> None:
-    """Let torch take no more threads than a container keeps busy; OMP_NUM_THREADS goes first."""
-    if threads_asked() is None and machine.processors() < torch.get_num_threads():
-        torch.set_num_threads(machine.processors())
+    """Let torch take no more threads than OMP_THREAD_LIMIT and than a container keeps busy.
+
+    OMP_NUM_THREADS goes before the container.
+    """
+    threads = torch.get_num_threads()
+    most = thread_limit() or threads
+    if threads_asked() is None:
+        most = min(most, machine.processors())
+    if most < threads:
+        torch.set_num_threads(most)
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> float | None:

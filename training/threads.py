@@ -1,6 +1,7 @@
 """The threads of a run on a CPU, which shares the cores with other programs."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ import torch
 
 from common import machine
 from common.text import plural
-from common.threads import Load, threads_asked
+from common.threads import Load, thread_limit, threads_asked
 
 LOAD = Load()
 SHORTEST = 0.3  # seconds over which other programs are watched
@@ -22,11 +23,12 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
     """Let torch take the cores that other programs leave; yield a note for the line `run`.
 
     kept: the number of a run that is resumed, or of the runs with which this one is compared, for threads decide the
-    last bits. OMP_NUM_THREADS goes first. A forked process has one thread, also afterwards: it would wait forever for
-    those of the process that it copies, which are not copied.
+    last bits. OMP_NUM_THREADS goes first, but for OMP_THREAD_LIMIT. A forked process has one thread, also afterwards:
+    it would wait forever for those of the process that it copies, which are not copied.
     """
     before = torch.get_num_threads()
-    threads = before
+    limit = thread_limit() or sys.maxsize
+    threads = min(before, limit)
     asked = threads_asked()
     note = ""
     if is_fork():
@@ -36,15 +38,15 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
         if kept is None:
             others = cores_of_others()
             if round(others) and before > 1:
-                threads = max(1, min(before, machine.processors()) - round(others))
+                threads = max(1, min(threads, machine.processors()) - round(others))
                 note = f" with {threads} of {before} threads, for other programs use {others:.1f} cores"
-        elif kept <= machine.processors():
+        elif kept <= min(limit, machine.processors()):
             threads = kept
             if threads != before:
                 of = f" of {before}" if threads < before else ""  # torch may take fewer than there are
                 note = f" with {threads}{of} threads, as before"
-    elif asked != before:
-        note = f" with {plural(before, 'thread')}: OMP_NUM_THREADS={asked} {why_not(asked, before)}"
+    elif asked != threads:
+        note = f" with {plural(threads, 'thread')}: OMP_NUM_THREADS={asked} {why_not(asked, threads)}"
     torch.set_num_threads(threads)
     try:
         yield note
@@ -54,6 +56,9 @@ def threads_of_run(kept: int | None) -> Iterator[str]:
 
 def why_not(asked: int, before: int) -> str:
     """Return why torch has `before` threads where OMP_NUM_THREADS asks for another number."""
+    limit = thread_limit()
+    if limit and limit < asked:
+        return f"is more than OMP_THREAD_LIMIT={limit}"
     of_mkl = os.environ.get("MKL_NUM_THREADS", "").strip()
     given = int(of_mkl) if of_mkl.isascii() and of_mkl.isdecimal() else None  # torch takes it before the other
     if given is not None and (asked < before <= given or asked > before == given):
