@@ -103,7 +103,7 @@ class JobRecord:
     """The path of its folder below the sweep's, which tells the jobs of another sweep apart."""
 
 
-TEXTS = [field.name for field in fields(Summary) if field.type in (str, str | None)]
+TEXTS = [field.name for field in fields(Summary) if field.type == str | None]
 NUMBERS = [field.name for field in fields(Summary) if field.type == float | None]
 
 
@@ -121,7 +121,7 @@ def read_summary(directory: Path | str) -> Summary | None:
     A value of another type, as of a person's change, is left out.
     """
     found = _read(Path(directory) / NAME)
-    known = {name: found[name] for name in TEXTS if isinstance(found.get(name), str)}
+    known = {name: found[name] for name in ("status", *TEXTS) if isinstance(found.get(name), str)}
     known |= {name: found[name] for name in NUMBERS if is_number(found.get(name))}
     return Summary(**known) if found.get("status") in STATUSES else None
 
@@ -141,7 +141,7 @@ def read_job(folder: Path) -> JobRecord | None:
 
 
 def is_record(job: JobRecord) -> bool:
-    """Return whether the values of a job's record have their types, which a person may have changed."""
+    """Return whether the values of a job's record have their types."""
     words = [*job.overrides, job.reason or "", job.place or ""] if isinstance(job.overrides, list) else [None]
     return type(job.number) is int and all(isinstance(word, str) for word in words)
 
