@@ -406,7 +406,6 @@ class Grid(Sweeper):
         file is in the place of a job's folder.
         """
         launcher = self.config.hydra.runtime.choices["hydra/launcher"]
-        remedy = f"change {settings_asked(self.config, 'hydra.launcher')}; the same command with {self.go_on} goes on"
         try:
             results = self.launcher.launch(jobs, initial_job_idx=number)
         except Exception as error:
@@ -417,15 +416,27 @@ class Grid(Sweeper):
                 raise
             if type(error).__name__ == "TerminatedWorkerError":  # of loky, a part of joblib
                 raise WorkerKilled from error
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                remedy = f"make room in /dev/shm, which its processes share, or leave out hydra/launcher={launcher}"
-            if isinstance(error, ImportError):
-                remedy = mend(launcher.partition("_")[0])
+            remedy = self.remedy_for(error)
             raise SettingsError(f"hydra/launcher={launcher} gave up ({reason_of(error)})", remedy) from error
         if len(results) < len(jobs):  # as by joblib's pre_dispatch=0
             counted = f"{len(results)} of {plural(len(jobs), 'job')}"
-            raise SettingsError(f"hydra/launcher={launcher} began {counted}", remedy)
+            raise SettingsError(f"hydra/launcher={launcher} began {counted}", self.remedy_for())
         return results
+
+    def remedy_for(self, error: Exception | None = None) -> str:
+        """Return the remedy for a launcher's error, or for jobs that it has not begun."""
+        launcher = self.config.hydra.runtime.choices["hydra/launcher"]
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return f"make room in /dev/shm, which its processes share, or leave out hydra/launcher={launcher}"
+        if isinstance(error, ImportError):
+            return mend(launcher.partition("_")[0])
+        if 'Could not detect "srun"' in str(error):  # submitit's words where there is no Slurm
+            return "start it on a machine of the cluster, or type hydra/launcher=submitit_local"
+        go_on = f"the same command with {self.go_on} goes on"
+        summaries = map(read_summary, jobs_of_sweep(self.folder))
+        if any(summary and summary.status == "stopped" for summary in summaries):  # by a signal, as at a time limit
+            return go_on
+        return f"change {settings_asked(self.config, 'hydra.launcher')}; {go_on}"
 
     def report(self) -> str:
         """Write the results so far; return the text to print at the end."""

@@ -23,7 +23,7 @@ import torch
 import yaml
 from conftest import first_of, started
 from omegaconf import OmegaConf
-from sweeping import ROOT, command, run, run_here, tiny, wait_for
+from sweeping import ROOT, command, put_job, run, run_here, tiny, wait_for
 
 from cli import composition
 from cli.with_torch import device_of_job
@@ -442,8 +442,9 @@ def test_a_launchers_error_is_told_with_its_reason_in_one_line(said):
     assert reason_of(ValueError(said)) == REASONS[said]
 
 
-def test_joblib_without_room_for_what_its_processes_share_is_told_where():
+def test_joblib_without_room_for_what_its_processes_share_is_told_where(tmp_path):
     sweeper = Grid()
+    sweeper.folder = tmp_path
     sweeper.config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": "joblib"}}}})
     sweeper.go_on = "hydra.sweep.dir=here"
     sweeper.launcher = mock.Mock(**{"launch.side_effect": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))})
@@ -456,9 +457,28 @@ def test_joblib_without_room_for_what_its_processes_share_is_told_where():
         sweeper.launch_all([["seed=1"]], 0)
 
 
-def test_a_launcher_that_begins_fewer_jobs_than_there_are_is_told():
+@pytest.mark.parametrize("status", ["stopped", "running", "finished"])
+def test_a_launcher_that_gives_up_has_a_remedy_for_its_jobs_and_its_machine(status, tmp_path):
+    """A job that a signal had stopped and saved, and a cluster's launcher elsewhere, were laid to typed settings."""
+    sweeper = Grid()
+    sweeper.config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": "submitit_slurm"}}}})
+    sweeper.go_on, sweeper.folder = "hydra.sweep.dir=here", tmp_path
+    put_job(tmp_path, 0, "seed=1", status=status)
+    for words, remedy in {
+        "Job not requeued because: Bypassing signal SIGCONT": "the same command with hydra.sweep.dir=here goes on.",
+        'Could not detect "srun", are you indeed on a slurm cluster?': "or type hydra/launcher=submitit_local.",
+    }.items():
+        sweeper.launcher = mock.Mock(**{"launch.side_effect": RuntimeError(words)})
+        with pytest.raises(SettingsError, match=re.escape(remedy)) as raised:
+            sweeper.launch_all([["seed=1"]], 0)
+        is_asked = "change the settings of hydra.launcher" in str(raised.value)
+        assert is_asked == (status != "stopped" and "srun" not in words)
+
+
+def test_a_launcher_that_begins_fewer_jobs_than_there_are_is_told(tmp_path):
     """A sweep by joblib with pre_dispatch=0, which hands out none, ended with status 0 and without a word."""
     sweeper = Grid()
+    sweeper.folder = tmp_path
     sweeper.config = OmegaConf.create({"hydra": {"runtime": {"choices": {"hydra/launcher": "joblib"}}}})
     sweeper.go_on = "hydra.sweep.dir=here"
     sweeper.launcher = mock.Mock(**{"launch.return_value": []})
