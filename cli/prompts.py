@@ -66,11 +66,22 @@ def as_utf8(prompts: Sequence[Prompt]) -> list[Prompt]:
 
     A shell's bytes and JSON's escapes may be lone surrogates, which no text in UTF-8 has.
     """
-    replaced = [replace_surrogates(each["prompt"]) for each in prompts]
+    replaced = [replace_surrogates(join_bytes(each["prompt"])) for each in prompts]
     count = sum(lost for _, lost in replaced)
     if count:
         print_error(f"{plural(count, 'byte')} of prompts outside UTF-8, read as U+FFFD.")
     return [each | {"prompt": text} for each, (text, _) in zip(prompts, replaced, strict=True)]
+
+
+def join_bytes(text: str) -> str:
+    """Return a text with letters in place of the surrogates that are their bytes in UTF-8.
+
+    Under an ASCII locale Python has each byte of a typed letter apart.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # with JSON's surrogates, which are no bytes
+        return text
 
 
 def tell_literal(prompts: Iterable[str], typed: str = "") -> None:

@@ -252,7 +252,8 @@ def in_utf8(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise SettingsError("is not text in UTF-8", "type it in UTF-8", setting=name, value=text) from None
+        remedy = "type it in UTF-8, under a locale that has it, such as LC_ALL=C.UTF-8"
+        raise SettingsError("is not text in UTF-8", remedy, setting=name, value=text) from None
 
 
 def check_types(settings: Any, group: str = "") -> None:

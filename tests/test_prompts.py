@@ -494,6 +494,11 @@ def test_what_is_not_utf8_in_prompts_is_told_and_other_fields_stay(write, checkp
     sample(SampleConfig(prompt="caf\udce9", results="-", **typed))
     said = capsys.readouterr()
     assert json.loads(said.out)["prompt"] == "caf\ufffd" and said.err.startswith("1 byte of prompts outside UTF-8")
+    # An ASCII locale has the bytes of letters apart.
+    letters = "it’s 日本"
+    sample(SampleConfig(prompt=letters.encode().decode("ascii", "surrogateescape"), results="-", **typed))
+    said = capsys.readouterr()
+    assert json.loads(said.out)["prompt"] == letters and "UTF-8" not in said.err
     with mock.patch("builtins.input", side_effect=["caf\udce9", "/quit"]):
         sample(SampleConfig(interactive=True, **typed))
     said = capsys.readouterr()
