@@ -410,6 +410,8 @@ def remove_leftovers(run: Path, saved: Saved | None) -> None:
             set_aside(checkpoint)
     for name in LOGS:
         keep_copies(run / name)
+        if name == "metrics.jsonl" and saved.meta.logs.get(name):
+            (run / name).touch()  # one that is gone has lost its rows, which is told
         if (run / name).exists():
             cut_log(run / name, saved.meta)
 

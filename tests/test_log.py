@@ -153,6 +153,21 @@ def test_every_field_of_a_summary_is_read_as_it_was_written(tmp_path):
     assert read_summary(tmp_path) == whole and None not in asdict(whole).values()
 
 
+def test_the_best_evaluation_is_in_the_summary_though_metrics_jsonl_has_lost_its_row(train_config):
+    """It had none, where the terminal named the step: a sweep's table had an empty cell."""
+    config = replace(train_config, max_steps=2, eval_interval=1, checkpoint_interval=1)
+    train(config)
+    folder = Path(config.run_dir)
+    rows = read_metrics(folder / "metrics.jsonl")
+    best = min((row for row in rows if "val_loss" in row), key=lambda row: row["val_loss"])
+    (folder / "metrics.jsonl").unlink()
+    train(replace(config, resume=str(folder)))
+    summary = asdict(read_summary(folder))
+    assert summary["best_step"] == best["step"]
+    figures = [name for name in NUMBERS if name.startswith("val_")]
+    assert [summary[name] for name in figures] == [best.get(name) for name in figures]
+
+
 @pytest.mark.slow
 def test_a_finished_run_on_text_fills_every_number_of_its_summary_but_the_accuracy_of_a_task(documents):
     train(documents)

@@ -480,9 +480,11 @@ def test_measurements_that_a_program_has_written_anew_are_cut_by_their_steps(tmp
         assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, kept))
         said = f"metrics.jsonl is not as this run wrote it: {len(kept)} rows up to step 3 remain."
         assert said in caplog.text
-        file.write_text("")  # a disk that failed
-        remove_leftovers(tmp_path, saved)
-        assert "metrics.jsonl is not as this run wrote it: 0 rows up to step 3 remain." in caplog.text
+        for lose in (lambda: file.write_text(""), file.unlink):  # a disk that failed, a file that is gone
+            lose()
+            caplog.clear()
+            remove_leftovers(tmp_path, saved)
+            assert "metrics.jsonl is not as this run wrote it: 0 rows up to step 3 remain." in caplog.text
 
 
 def test_a_copy_of_a_checkpoint_by_another_number_is_neither_gone_on_from_nor_written_over(tmp_path):

@@ -14,9 +14,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from common.errors import first_line
+from common.errors import CheckpointError, first_line
 from model.heads import head_statistics
 from model.size import cache_bytes_per_token, count_parameters, flops_per_token
+from runs.checkpoint import read_meta
 from runs.directory import RowFile
 from runs.metrics import Evaluation, Row, finite, is_number, read_metrics
 from runs.origin import PROJECT_HASH, commit
@@ -83,11 +84,8 @@ class SummaryFile(Logger):
     def write(self, status: str = "running", reason: str | None = None) -> None:
         run = self.run
         step = run.progress.step
-        # The rows of metrics.jsonl: the speeds, and the best evaluation.
         speeds = [row["tokens_per_s"] for row in self.rows if is_number(row.get("tokens_per_s"))]
-        evaluations = [row for row in self.rows if is_number(row.get("val_loss"))]
-        # The latest row of its step: the one before may be of another text, from which a run went on.
-        best = next((row for row in reversed(evaluations) if row["step"] == run.progress.best_step), {})
+        best = self.best_evaluation()
         # The outcome so far, in the order of Summary.
         summary = Summary(
             status=status,
@@ -117,6 +115,22 @@ class SummaryFile(Logger):
             learned=run.learned_share,
         )
         write_summary(run.directory, summary)
+
+    def best_evaluation(self) -> Row:
+        """Return the figures of the best evaluation; {} if there is none.
+
+        Its checkpoint has them too, if metrics.jsonl has lost its row.
+        """
+        progress = self.run.progress
+        # The latest row of its step: the one before may be of another text, from which a run went on.
+        for row in reversed(self.rows):
+            if row["step"] == progress.best_step and is_number(row.get("val_loss")):
+                return row
+        with suppress(CheckpointError):
+            saved = read_meta(self.run.directory / "checkpoints" / f"step_{progress.best_step}").progress
+            if saved.is_evaluated and saved.best_loss == progress.best_loss:
+                return {"step": saved.step, **saved.metrics}
+        return {}
 
 
 class Loggers:
