@@ -21,9 +21,10 @@ from common.settings import setting_hints
 from runs.checkpoint import Meta, Progress
 from runs.metrics import Evaluation
 from runs.resume import Saved, settings_to_go_on
+from runs.summary import Summary, write_summary
 from train import train
 from training.config import TrainConfig, WandbConfig
-from training.start import tell_first_values
+from training.start import tell_first_values, tell_lost_rows
 from training.wandb import Wandb, keep_messages
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -128,6 +129,16 @@ def test_steps_of_which_wandb_keeps_the_values_of_another_path_are_told(tmp_path
     tell_first_values(Saved(tmp_path / "checkpoints/step_5", Meta({}, Progress(step=5))))
     said = "wandb keeps the first values of a step, and steps 6 to 20 are trained anew otherwise: a copy of the run, "
     assert [message.startswith(said) for message in caplog.messages] == [True] * (20 in steps)
+
+
+@pytest.mark.parametrize("status", ["running", "stopped", "failed", "finished", None])
+def test_rows_that_wandb_may_lack_after_a_kill_are_told(tmp_path, caplog, status):
+    """wandb keeps up to 15 s of rows in memory: those before the checkpoint were lost there without a word."""
+    if status:
+        write_summary(tmp_path, Summary(status=status))
+    tell_lost_rows(Saved(tmp_path / "checkpoints/step_5", Meta({}, Progress(step=5))))
+    said = "this run was killed: wandb may lack its last rows before that, which metrics.jsonl has."
+    assert caplog.messages == [said] * (status == "running")
 
 
 @pytest.mark.long

@@ -65,6 +65,7 @@ from runs.resume import (
     remove_leftovers,
     shapes_weights,
 )
+from runs.summary import read_summary
 from training.config import SEARCHED, OptimizerConfig, TrainConfig
 from training.device import (
     batch_to_device,
@@ -413,9 +414,10 @@ def restore(run: Run, saved: Saved) -> None:
     text = None if meta.data == run.data.fingerprint else run.data.fingerprint
     defaults = asdict(TrainConfig())
     run.progress.earlier_settings = earlier_settings(asdict(run.config), meta, defaults, text, run.precision)
-    goes_on = run.progress.wandb_id and run.config.wandb.active_mode != "disabled"
-    if goes_on and run.progress.earlier_settings != meta.progress.earlier_settings:
-        tell_first_values(saved)
+    if run.progress.wandb_id and run.config.wandb.active_mode != "disabled":
+        tell_lost_rows(saved)
+        if run.progress.earlier_settings != meta.progress.earlier_settings:
+            tell_first_values(saved)
     # With another batch_size the run goes on where it was in the text.
     before = meta.config.get("batch_size", run.config.batch_size)
     run.progress.ahead += run.progress.step * (before - run.config.batch_size)
@@ -447,6 +449,13 @@ def scores_others(run: Run, meta: Meta) -> bool:
         lost = f" step_{progress.best_step}, the best so far, will be removed: copy it, or set eval_tokens={before}."
     log.warning("%s. The best step is chosen anew, from step %d on.%s", fact, progress.step, lost)
     return True
+
+
+def tell_lost_rows(saved: Saved) -> None:
+    """Tell of a kill, before which wandb may not have written its last rows: it does every 15 s."""
+    summary = read_summary(saved.path.parent.parent)
+    if summary and summary.status == "running":
+        log.warning("this run was killed: wandb may lack its last rows before that, which metrics.jsonl has.")
 
 
 def tell_first_values(saved: Saved) -> None:
