@@ -29,10 +29,13 @@ def sleep_at_barriers() -> None:
 def keep_all_threads() -> None:
     """Let OpenMP start all threads that torch asks for; call it before torch is imported.
 
-    With OMP_DYNAMIC=true a busy machine gets fewer. oneDNN, by which torch multiplies in half precision, does not look
-    how many there are: the parts of those that are missing hold whatever was in the memory.
+    With OMP_DYNAMIC=true a busy machine gets fewer, and with OMP_MAX_ACTIVE_LEVELS=0 each gets one. oneDNN, by which
+    torch multiplies in half precision and at times in float32, does not look how many there are: the parts of those
+    that are missing hold whatever was in the memory.
     """
     os.environ.pop("OMP_DYNAMIC", None)
+    if os.environ.get("OMP_MAX_ACTIVE_LEVELS", "").strip() == "0":
+        del os.environ["OMP_MAX_ACTIVE_LEVELS"]
 
 
 def threads_asked() -> int | None:
