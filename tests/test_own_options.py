@@ -397,7 +397,7 @@ def test_a_value_is_refused_that_yaml_reads_as_another_than_is_typed(folder):
     written = {
         "wandb:\n  name: {}": lambda typed, read: format_value(read) != typed,
         "wandb:\n  tags: [a, {}]": lambda typed, read: format_value(read) != typed,
-        "hydra.sweeper.params.sample_prompt: {}": lambda typed, read: format_value(read) != typed,
+        "hydra:\n  sweeper:\n    params:\n      sample_prompt: {}": lambda typed, read: format_value(read) != typed,
         "seed: {}": lambda typed, read: typed in ("010", "12:30"),
         "optimizer:\n  lr: {}": lambda typed, read: typed in ("010", "12:30"),
     }
