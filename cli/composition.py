@@ -36,7 +36,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from cli.overrides import CONF, GROUPS, check_typed
+from cli.overrides import CONF, FOLDER, GROUPS, check_typed
 from common.aliases import OPTIONS
 from common.console import end_with_parent, open_console, show_log
 from common.errors import SettingsError, first_line, format_value
@@ -63,6 +63,7 @@ DEFAULTS = {
     r"Multiple values for ([^. ]*)\.": r"a file of settings has \1 once more in its defaults",
 }
 """Hydra's errors of a defaults list, of 1.3 and 1.4, as we say them."""
+VALUED = (*FOLDER, "--cfg", "-c", "--package", "-p", "--config-name", "-cn")  # Hydra's flags before a value
 OURS = "set for a launcher of tinygpt"  # the value of PYTHONSAFEPATH, which may be any text
 
 
@@ -108,7 +109,17 @@ def show(arguments: list[str]) -> None:
     if weights not in NULLS and "," not in weights:  # of several runs Hydra says that one job is shown
         settings |= with_torch().settings_of_weights(weights)
     store(name="train_schema", node=literal(settings))
-    call_hydra([*map(for_hydra, without_plus(arguments))])
+    call_hydra([*map(for_hydra, without_plus(flags_first(arguments)))])
+
+
+def flags_first(arguments: list[str]) -> list[str]:
+    """Return the flags with their values, then the settings.
+
+    Hydra's parser reads settings only where they stand side by side.
+    """
+    pairs = [*zip(["", *arguments], arguments, strict=False)]
+    settings = [word for before, word in pairs if not word.startswith("-") and before not in VALUED]
+    return [word for before, word in pairs if word.startswith("-") or before in VALUED] + settings
 
 
 def without_plus(overrides: list[str]) -> list[str]:

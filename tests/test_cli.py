@@ -308,6 +308,26 @@ def test_hydras_own_flag_shows_the_settings_of_a_run_and_nothing_is_written(tmp_
     assert shown.returncode == 0 and "n_embd: 512" in shown.stdout and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "typed",
+    ["seed=7 --cfg job model=small", "--cfg job seed=7 -p model model=small", "~optimizer.lr --cfg job model=small"],
+)
+def test_hydras_own_flag_stands_between_settings(tmp_path, typed):
+    """The settings behind it were "unrecognized arguments"; small is 512 wide."""
+    shown = run_here("train.py", *typed.split(), cwd=tmp_path)
+    assert shown.returncode == 0 and "n_embd: 512\n" in shown.stdout
+    assert ("\nseed: 7\n" in shown.stdout) == (typed.startswith("seed"))
+
+
+def test_hydras_own_flag_shows_an_experiment_of_ones_own_after_other_settings(tmp_path):
+    (tmp_path / "a=b" / "experiment").mkdir(parents=True)
+    (tmp_path / "a=b" / "experiment" / "mine.yaml").write_text("# @package _global_\noptimizer:\n  lr: 2e-3\n")
+    shown = run_here(
+        "train.py", *["seed=7", "--config-dir", "a=b", "experiment=mine", "--cfg", "job", "max_steps=3"], cwd=tmp_path
+    ).stdout
+    assert "\nseed: 7\n" in shown and "\nmax_steps: 3\n" in shown and "\n  lr: 0.002\n" in shown
+
+
 def test_hydras_own_flag_shows_what_a_run_inherits_and_texts_as_typed(tmp_path, monkeypatch):
     """They were the defaults, and 100000.0."""
     monkeypatch.setattr("cli.with_torch.inherited_settings", lambda typed, new: ({"model": {"n_embd": 16}}, typed))
