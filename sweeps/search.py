@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import SettingsError, first_line
-from runs.summary import JOB, read_job, sentence_of
+from runs.summary import jobs_of_sweep, sentence_of
 from sweeps.compositions import writable
 from sweeps.leaderboard import write_leaderboard
 from sweeps.ranges import check_numbers, check_values, expand_ranges, parse_values
@@ -114,8 +114,7 @@ class Search(Sweeper):
 
     def is_of_job(self, error: BaseException) -> bool:
         """Return whether a job failed by this error, and has told it."""
-        records = (read_job(file.parent) for file in self.folder.glob(f"*/**/{JOB}"))
-        return any(record.reason == sentence_of(error) for record in records if record)
+        return any(record.reason == sentence_of(error) for record in jobs_of_sweep(self.folder).values())
 
     def fault(self, error: BaseException) -> SettingsError:
         """Return an error of the package as a sentence."""
@@ -125,7 +124,8 @@ class Search(Sweeper):
             return SettingsError(problem, "write sqlite:///FILE.db, in a folder that is there")
         if isinstance(error, FileExistsError):
             return in_the_way(error)
-        if said == "No trials are completed yet":
+        reasons = [record.reason for record in jobs_of_sweep(self.folder).values()]
+        if said == "No trials are completed yet" or (reasons and all(reasons)):
             return SettingsError(f"no job of {self.name} has a result", "mend what made jobs fail, or run more")
         space = self.of_package.get("custom_search_space")
         if space and said.startswith("Error locating target"):

@@ -210,6 +210,24 @@ def test_an_error_of_a_job_is_told_once(of_package, tmp_path):
     assert str(refused.value) == f"a job of the search failed: the reason is above{goes_on}."
 
 
+@pytest.mark.parametrize("reasons", [["a", "a"], ["a", None]])
+def test_a_package_that_gives_up_after_jobs_that_all_failed_names_them(reasons, tmp_path):
+    """Optuna's grid sampler ends by an error of Study.stop there, and the sentence named the ranges."""
+
+    def sweep(_):
+        for number, reason in enumerate(reasons):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            begin_job(folder, number, [f"seed={number}"])
+            if reason:
+                fail_job(folder, SettingsError(reason))
+        raise RuntimeError("`Study.stop` is supposed to be invoked inside an objective function or a callback.")
+
+    with pytest.raises(SettingsError) as refused:
+        searched(tmp_path, sweep, [])
+    assert ("no job of hydra/sweeper=optuna has a result: mend" in str(refused.value)) == all(reasons)
+
+
 FAKE = '''
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
