@@ -502,7 +502,7 @@ def run_job(cfg: DictConfig) -> Any:
     try:
         # The folder: a job that is finished is not run again, and one that has begun goes on.
         if not cfg.dry_run:  # which writes nothing
-            objective = begin_job(folder, number, list(own.overrides.task), Path(own.sweep.subdir).as_posix())
+            objective = begin_job(folder, number, list(own.overrides.task))
             if objective is not None:
                 return objective
             begun = True

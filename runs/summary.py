@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -99,8 +100,6 @@ class JobRecord:
     overrides: list[str]
     reason: str | None = None
     """The reason why the latest attempt failed, in one line."""
-    place: str | None = None
-    """The path of its folder below the sweep's, which tells the jobs of another sweep apart."""
 
 
 TEXTS = [field.name for field in fields(Summary) if field.type == str | None]
@@ -142,7 +141,7 @@ def read_job(folder: Path) -> JobRecord | None:
 
 def is_record(job: JobRecord) -> bool:
     """Return whether the values of a job's record have their types."""
-    words = [*job.overrides, job.reason or "", job.place or ""] if isinstance(job.overrides, list) else [None]
+    words = [*job.overrides, job.reason or ""] if isinstance(job.overrides, list) else [None]
     return type(job.number) is int and all(isinstance(word, str) for word in words)
 
 
@@ -164,11 +163,8 @@ def sentence_of(error: BaseException) -> str:
     return f"{line}." if isinstance(error, ValueError) else f"{type(error).__name__}: {line}"
 
 
-def begin_job(folder: Path, number: int, overrides: list[str], place: str | None = None) -> float | None:
-    """Write job.json, or return the objective of the folder's run if it is finished.
-
-    place: the path of the folder below the sweep's, if that is not just its name.
-    """
+def begin_job(folder: Path, number: int, overrides: list[str]) -> float | None:
+    """Write job.json, or return the objective of the folder's run if it is finished."""
     overrides = overrides_of_job(overrides)
     summary = read_summary(folder)
     refuse_other_run(folder, overrides)
@@ -176,7 +172,7 @@ def begin_job(folder: Path, number: int, overrides: list[str], place: str | None
         loss = "none" if summary.val_loss is None else summary.val_loss
         log.info("job %d is finished already: validation loss %s", number, loss)
         return summary.objective
-    write_job(folder, JobRecord(number, overrides, place=place or folder.name))
+    write_job(folder, JobRecord(number, overrides))
     return None
 
 
@@ -213,15 +209,15 @@ def fail_job(folder: Path, error: BaseException) -> None:
 def jobs_of_sweep(sweep: Path) -> dict[Path, JobRecord]:
     """Return the folders of a sweep's jobs that have begun, with their records.
 
-    Those of another sweep in a folder below have other places, unless a version before `place` wrote them.
+    Those of another sweep below the folder are left out: a sweep's folder has a .lock.
     """
-    folders = (file.parent for file in sorted(sweep.glob(f"*/**/{JOB}")))
-    records = {folder: record for folder in folders if (record := read_job(folder))}
-    return {
-        folder: record
-        for folder, record in records.items()
-        if record.place in (None, folder.relative_to(sweep).as_posix())
-    }
+    jobs = {}
+    for folder in (file.parent for file in sorted(sweep.glob(f"*/**/{JOB}"))):
+        between = takewhile(lambda above: above != sweep, folder.parents)
+        record = read_job(folder)
+        if record and not any((above / ".lock").exists() for above in between):
+            jobs[folder] = record
+    return jobs
 
 
 def threads_of_sweep(sweep: Path) -> int | None:

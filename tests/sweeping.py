@@ -53,11 +53,10 @@ def in_memory(sweeper: Grid, folder: Path, result: Result) -> list[dict[str, str
         returns = []
         for number, overrides in enumerate(jobs, initial_job_idx):
             settings = dict(override.split("=", 1) for override in overrides)
-            place = settings.pop("hydra.sweep.subdir", str(number)).strip('"')
-            job = folder / place
+            job = folder / settings.pop("hydra.sweep.subdir", str(number)).strip('"')
             job.mkdir(parents=True, exist_ok=True)
             try:
-                if begin_job(job, number, [f"{name}={value}" for name, value in settings.items()], place) is None:
+                if begin_job(job, number, [f"{name}={value}" for name, value in settings.items()]) is None:
                     launched.append(settings)
                     put_summary(job, val_bpb=result(settings))
                 returns.append(JobReturn(_return_value=0.0, status=JobStatus.COMPLETED))

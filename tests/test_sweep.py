@@ -594,7 +594,7 @@ def test_a_failed_jobs_exception_does_not_keep_its_model_alive(is_its_cause, tmp
 def test_a_job_knows_whether_its_folder_holds_its_run(tmp_path):
     job = tmp_path / "3"
     job.mkdir()
-    assert begin_job(job, 3, ["seed=3"]) is None and read_job(job) == JobRecord(3, ["seed=3"], place="3")
+    assert begin_job(job, 3, ["seed=3"]) is None and read_job(job) == JobRecord(3, ["seed=3"])
     fail_job(job, SettingsError("too\nbad"))
     assert read_job(job).reason == "too." and read_jobs(tmp_path)[0].status == "failed"
     assert begin_job(job, 3, ["seed=4", "a=1"]) is None and read_job(job).reason is None  # nothing was trained there
@@ -623,11 +623,11 @@ def test_a_table_passes_over_values_of_other_types_in_summaries_and_records(valu
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             fits = isinstance(value, str) if kinds[name] is str else is_number
             assert getattr(summary, name) == (value if fits else None)
-    for number, name in enumerate(("number", "overrides", "reason", "place"), len(kinds)):
+    for number, name in enumerate(("number", "overrides", "reason"), len(kinds)):
         file = put_job(tmp_path, number, f"seed={number}") / "job.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
     write_leaderboard(tmp_path)
-    assert len(read_jobs(tmp_path)) == len(kinds) + 4
+    assert len(read_jobs(tmp_path)) == len(kinds) + 3
     jobs_of_sweep(tmp_path)
 
 
@@ -680,6 +680,14 @@ def test_a_sweep_in_the_folder_above_another_has_jobs_of_its_own(tmp_path):
     assert trained == [["1", "2"], ["2", "3"], ["4"], ["5"]]
     assert [*jobs_of_sweep(tmp_path)] == [tmp_path / str(number) for number in range(4)]
     assert len(jobs_of_sweep(tmp_path / "first")) == 2
+    # A job's folder may have another name or place by now.
+    (tmp_path / "0").rename(tmp_path / "first of all")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "1").rename(tmp_path / "kept/1")
+    sweeper = Grid()
+    jobs = in_memory(sweeper, tmp_path, lambda settings: 1.0)
+    sweeper.sweep(["seed=2,3"])
+    assert jobs == []
 
 
 def test_a_sweep_that_is_stopped_frees_its_folder_and_the_signal_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
