@@ -31,7 +31,7 @@ from runs.checkpoint import (
 from runs.directory import LOGS, OF_THIS_INVOCATION, TABLE, in_order, open_log, plain_file
 from runs.metrics import read_row
 from runs.origin import PROJECT_HASH
-from runs.summary import read_summary
+from runs.summary import JOB, read_summary
 
 T = TypeVar("T")
 log = logging.getLogger("tinygpt")
@@ -101,7 +101,7 @@ def again(run: Path) -> str:
 
 
 def refuse_used(directory: Path) -> None:
-    """Raise SettingsError if a directory holds a run, or files that a run would replace."""
+    """Raise SettingsError if a directory holds a run or is a sweep's, or has files that a run would replace."""
     if checkpoints_by_step(directory / "checkpoints"):
         try:
             newest(directory, read_meta)
@@ -119,6 +119,11 @@ def refuse_used(directory: Path) -> None:
         if others:
             problem = f"run_dir={directory} has a {' and a '.join(others)} of no run, which this one would replace"
             raise SettingsError(problem, "choose another folder, or move them away")
+    # A job's folder may hold other jobs, as by hydra.job.override_dirname with a / in a value.
+    holds_runs = (directory / TABLE).exists() or any(directory.glob(f"*/{JOB}"))
+    if holds_runs and not (directory / JOB).exists():
+        problem = f"run_dir={directory} is the folder of a sweep or a table, whose page this run would replace"
+        raise SettingsError(problem, "choose another")
 
 
 NO_RUN = "give a run's directory, or auto; without it a run begins anew"

@@ -58,6 +58,7 @@ from hydra_plugins._tinygpt import AfterJob
 from model.config import GPTConfig
 from runs.directory import lock_run, written_settings
 from runs.metrics import read_metrics
+from runs.resume import refuse_used
 from runs.summary import JobRecord, Summary, begin_job, fail_job, jobs_of_sweep, read_job, read_summary
 from sweeps.compositions import Compositions, brings
 from sweeps.grid import Grid
@@ -558,6 +559,34 @@ def test_the_command_for_a_folder_ends_in_one_line_for_a_mistake(tmp_path, monke
             runpy.run_module(module, run_name="__main__")
         told = capsys.readouterr().err
         assert told.startswith(said) and told.count("\n") == 1, told
+
+
+def test_a_run_and_a_table_of_runs_do_not_replace_each_others_page(tmp_path, monkeypatch, capsys):
+    """Where a value has a / in it, hydra.job.override_dirname puts a job into another job's folder."""
+    sweep, job = tmp_path / "s", tmp_path / "s/attention=sdpa"
+    for folder in (job / "linear", job):
+        folder.mkdir(parents=True, exist_ok=True)
+        begin_job(folder, 0, ["seed=1"], folder.name)
+        put_summary(folder, val_bpb=1.5)
+        (folder / "report.html").write_text("a run's page")
+        (folder / ".lock").touch()
+
+    def table_of(folder: Path) -> None:
+        monkeypatch.setattr(sys, "argv", ["sweeps", str(folder)])
+        runpy.run_module("sweeps", run_name="__main__")
+
+    with pytest.raises(SystemExit, match="1"):
+        table_of(job)
+    assert f"error: {job} is a run's folder, whose page the table would replace: " in capsys.readouterr().err
+    assert (job / "report.html").read_text() == "a run's page" and not (job / "leaderboard.csv").exists()
+    # A run is refused in the sweep's folder, before its first table and after it, and not in that of a job.
+    (sweep / ".lock").touch()
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="/s is the folder of a sweep or a table, .*: choose another"):
+            refuse_used(sweep)
+        table_of(sweep)
+    (job / "summary.json").unlink()  # of a job that was killed before its first checkpoint
+    refuse_used(job)
 
 
 def test_runs_behind_a_link_that_leads_to_nothing_are_told(tmp_path, caplog):
