@@ -279,7 +279,9 @@ def make_folder(
             raise DataError(fault, "give a text", setting=validation.setting, value=validation.value)
         sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
         if not source.count:
-            raise DataError(f"data={config.source} has no text ({source.describe()})", "add text")
+            fault = f"data={config.source} has no text ({source.describe()})"
+            # The field is that of data.val_path too, which may not have the other one.
+            raise DataError(fault, "add text" if validation else source.step_to_text("add text"))
         if not all(sizes.values()):
             problem = f"data={config.source} has too little text to hold some out ({source.describe()})"
             share = config.validation_fraction

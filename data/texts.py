@@ -37,7 +37,7 @@ from data.encoding import (
     has_unseen_signs,
     read_as,
 )
-from data.fields import Record, has_field, listed, value_of
+from data.fields import Record, has_field, listed, text_fields, value_of
 from data.formats import Format, format_of, records_of
 from data.json_records import is_assigned
 from data.opening import FORMATS, MARK, PACKINGS, is_named, opened_text, unpacking
@@ -191,6 +191,8 @@ class Source:
         """Facts about it that its reader should know, {fact: (count, first places)}."""
         self.encodings: dict[str, list[str]] = {}
         """The encodings as which UTF-8 was read that fit all texts of a fact, {fact: iconv's names}."""
+        self.other_fields: list[str] = []
+        """The fields with text of the first record without text in `data.text_field` that has any."""
 
     @cached_property
     def found(self) -> dict[str, Format]:
@@ -443,7 +445,10 @@ class Source:
                 text = value_of(record.fields, field)
             except KeyError:
                 raise without_text(record, field, format) from None
-            if text is None or text != text:  # NaN, as pandas has it
+            is_null = text is None or text != text  # NaN, as pandas has it
+            if not self.other_fields and (is_null or (isinstance(text, str) and not text.strip())):
+                self._note_other_fields(record)
+            if is_null:
                 self._note(f"Records left out whose {field} is null", 1, where)
             elif isinstance(text, str):
                 if not text.strip():
@@ -535,6 +540,12 @@ class Source:
         before, places = self.notes.get(fact, (0, []))
         self.notes[fact] = before + count, [*places, where][:10]
 
+    def _note_other_fields(self, record: Record) -> None:
+        for name in text_fields(record.fields):
+            with suppress(KeyError):  # {"a.b": {"c": …}}, whose text no data.text_field= names
+                if value_of(record.fields, name).strip():
+                    self.other_fields.append(name)
+
     def note_lines(self, is_learned: bool = True) -> list[str]:
         """Return the notes of the latest reading as sentences.
 
@@ -542,6 +553,13 @@ class Source:
         """
         lines = [f"{fact}: {count:,}, first in {', '.join(places)}." for fact, (count, places) in self.notes.items()]
         return lines if is_learned else [line.replace("the model learns", "are scored", 1) for line in lines]
+
+    def step_to_text(self, otherwise: str) -> str:
+        """Return what gives a text to a source that has none: another field of its records, or `otherwise`."""
+        if not self.other_fields:
+            return otherwise
+        choice = " or ".join(shlex.quote(f"data.text_field={name}") for name in self.other_fields[:3])
+        return f"its records have text in another field: type {choice}"
 
     def refuse_idle_field(self) -> None:
         """Raise DataError if a field was asked for, and there are files without records alone."""

@@ -191,6 +191,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
     first = owner.tokenizer
     split = None  # the tokens of the validation split, in the ids of `first`
     notes: list[str] = []
+    remedy = "give a longer text with data.path=..."
     if text.is_given:
         source = text_source(text, checkpoints[0])
         source.special = special_names(first)
@@ -199,6 +200,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
             source.refuse_idle_separator()
         description = source.describe()
         notes = source.note_lines(is_learned=False)
+        remedy = remedy if documents else source.step_to_text(remedy)
     else:
         owner = next((each for each in checkpoints if has_split(each)), owner)
         first = owner.tokenizer
@@ -216,7 +218,7 @@ def load_text(text: TextConfig, checkpoints: list[Checkpoint]) -> Text:
         for each in checkpoints
     ]
     if min(map(len, tokens)) < 2:
-        raise DataError(f"{description} has nothing to score", "give a longer text with data.path=...")
+        raise DataError(f"{description} has nothing to score", remedy)
     # A run's own validation split was compared with its text when that was prepared.
     own = None if text.is_given else owner.meta.data
     for checkpoint, ids in zip(checkpoints, tokens, strict=True):

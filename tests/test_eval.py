@@ -500,7 +500,8 @@ def test_a_text_that_a_run_has_learned_is_told_with_its_share(train_config, tmp_
     ("change", "message"),
     [
         ({"data": {"path": "/no/where"}}, "data.path=/no/where names no regular file"),
-        ({"data": {"path": "{tmp}/empty"}}, "nothing to score"),
+        ({"data": {"path": "{tmp}/empty"}}, "nothing to score: give a longer text"),
+        ({"data": {"path": "{tmp}/empty.jsonl"}}, "records have text in another field: type data.text_field=body"),
         ({"data": {"path": "{tmp}/binary"}}, "is not text but binary"),
         ({"data": {}}, "not trained here and has no validation split: give a text with data.path=..., or with"),
         ({"against": "/no/where"}, "against=/no/where does not exist"),
@@ -509,6 +510,7 @@ def test_a_text_that_a_run_has_learned_is_told_with_its_share(train_config, tmp_
 )
 def test_what_cannot_be_scored_is_refused_in_a_sentence(change, message, text_settings, tmp_path):
     (tmp_path / "empty").write_text("")
+    (tmp_path / "empty.jsonl").write_text('{"text": "", "body": "A text."}')
     (tmp_path / "binary").write_bytes(b"\0\1\2")
     change = json.loads(json.dumps(change).replace("{tmp}", str(tmp_path)))
     if "data" in change:

@@ -562,6 +562,24 @@ def test_text_that_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path, mo
     assert cache_names(tmp_path) == []
 
 
+@pytest.mark.parametrize("nothing", [None, "", " \n"])
+def test_records_whose_field_is_empty_are_refused_with_the_field_that_has_text(tmp_path, nothing):
+    records = [
+        {"text": nothing, "note": "", "a.b": {"c": "No."}, "in": {"the body": f"Story {number}.\n"}}
+        for number in range(99)
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(DataError, match=r"type 'data\.text_field=in\.the body'\.$"):
+        prepared(tmp_path, path)
+    (tmp_path / "val.txt").write_text("A text without fields.")
+    with pytest.raises(DataError, match=r": add text\.$"):
+        prepared(tmp_path, path, val_path=str(tmp_path / "val.txt"))
+    data = prepared(tmp_path, path, text_field="in.the body")
+    found = documents(data, data.train[:]) + documents(data, data.val[:])
+    assert sorted(found) == sorted(record["in"]["the body"] for record in records)
+
+
 def test_only_a_share_below_the_largest_is_to_be_raised(tmp_path):
     (tmp_path / "long.txt").write_text("text " * 60)
     (tmp_path / "short.txt").write_text("a")
