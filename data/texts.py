@@ -555,7 +555,10 @@ class Source:
         return lines if is_learned else [line.replace("the model learns", "are scored", 1) for line in lines]
 
     def step_to_text(self, otherwise: str) -> str:
-        """Return what gives a text to a source that has none: another field of its records, or `otherwise`."""
+        """Return the remedy for a source without a text: another field, or `otherwise`.
+
+        Another field is one of its records that has text.
+        """
         if not self.other_fields:
             return otherwise
         choice = " or ".join(shlex.quote(f"data.text_field={name}") for name in self.other_fields[:3])

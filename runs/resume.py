@@ -101,7 +101,7 @@ def again(run: Path) -> str:
 
 
 def refuse_used(directory: Path) -> None:
-    """Raise SettingsError if a directory holds a run or is a sweep's, or has files that a run would replace."""
+    """Raise SettingsError if a run would replace a run, a table or other files of a directory."""
     if checkpoints_by_step(directory / "checkpoints"):
         try:
             newest(directory, read_meta)
