@@ -566,7 +566,7 @@ def test_a_run_and_a_table_of_runs_do_not_replace_each_others_page(tmp_path, mon
     sweep, job = tmp_path / "s", tmp_path / "s/attention=sdpa"
     for folder in (job / "linear", job):
         folder.mkdir(parents=True, exist_ok=True)
-        begin_job(folder, 0, ["seed=1"], folder.name)
+        begin_job(folder, 0, ["seed=1"])
         put_summary(folder, val_bpb=1.5)
         (folder / "report.html").write_text("a run's page")
         (folder / ".lock").touch()
