@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from common.errors import SettingsError, format_value
-from common.files import user_path
+from common.files import is_there, user_path
 from common.settings import (
     NULLS,
     OF_ONE_RUN,
@@ -123,8 +123,8 @@ def refuse_misread(file: Path) -> None:
     """Raise SettingsError for a value of a file that YAML reads as another than is typed.
 
     Without quotes YAML takes 12:30 for 750, 010 for 8, no for false and 1.10 for 1.1. Raises it too for a byte order
-    mark before the line # @package _global_, which Hydra then passes over, by refuse_second_override() and
-    check_shape(), and for a setting of Hydra's that no sweep serves.
+    mark before the line # @package _global_, which Hydra then passes over, and by package_of(), check_shape(),
+    refuse_second_override() and refuse_not_served().
     """
     from omegaconf import OmegaConf  # mistakes in typed settings are answered before this import
 
@@ -134,32 +134,18 @@ def refuse_misread(file: Path) -> None:
         fault = f"{seen_from_here(file)} begins with a byte order mark, which hides its line # @package from Hydra"
         remedy = rf"sed -i '1s/^\xEF\xBB\xBF//' {shlex.quote(seen_from_here(file))} removes it"
         raise SettingsError(fault, remedy)
-    package = re.search(r"^\s*#\s*@package[ \t]+(.*)", content, re.M)
-    is_experiment = file.parent.name == "experiment"
-    if package and package[1].strip() not in (
-        "_global_",
-        *(("_group_", file.parent.name) if not is_experiment else ()),
-    ):
-        fault = f"{seen_from_here(file)} has the line {package[0].strip()}"
-        raise SettingsError(fault, "write # @package _global_, and nothing behind it")
-    is_ours = file == DEFAULTS
-    group = "" if is_ours or "@package _global_" in content else file.parent.name
+    package = package_of(file, content)
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(file))
     except Exception:  # Hydra finds these mistakes again, and composition.explain() names them
         return
-    if package or not is_experiment:  # one without is refused where the settings are composed
-        check_shape(file, {group: loaded} if group else loaded)
-    written = flat({group: yaml.load(content, yaml.BaseLoader)})  # each value is a text
-    read = flat({group: loaded})
-    if not is_ours:
+    if package != "experiment":  # an experiment without the line is refused where the settings are composed
+        check_shape(file, loaded, package)
+    written = flat({package: yaml.load(content, yaml.BaseLoader)})  # each value is a text
+    read = flat({package: loaded})
+    if file != DEFAULTS:
         refuse_second_override(file, content)
-    for place in () if is_ours else (name.removeprefix(".") for name in written):
-        if place == "hydra.searchpath":
-            raise SettingsError(f"{seen_from_here(file)} has {place}", "leave it out, and type --config-dir=FOLDER")
-        if place.startswith("hydra.") and not is_served(place):
-            fault = f"{seen_from_here(file)} has {place}, which is no setting of a sweep"
-            raise SettingsError(fault, remedy_for_hydras(place))
+        refuse_not_served(file, [name.removeprefix(".") for name in written])
     for place in written.keys() & read.keys():
         name = place.removeprefix(".").removeprefix("hydra.sweeper.params.")
         hint = hints.get(name)
@@ -176,27 +162,50 @@ def refuse_misread(file: Path) -> None:
                 raise SettingsError(fault + format_value(value), remedy)
 
 
-def check_shape(file: Path, settings: Any) -> None:
-    """Raise SettingsError for a file with a group in the place of a setting, or the reverse.
+def package_of(file: Path, content: str) -> str:
+    """Return the node below which Hydra puts the settings of a file, "" for the root.
 
-    settings: those of the file, below its package.
+    Raises SettingsError for a line # @package that Hydra cannot read, or that is of no experiment.
     """
+    if file == DEFAULTS:
+        return ""
+    group = file.parent.name
+    line = re.search(r"^\s*#\s*@package[ \t]+(.*)", content, re.M)
+    if not line:
+        return group
+    package = line[1].strip()
+    if package != "_global_" and (group == "experiment" or " " in package):
+        fault = f"{seen_from_here(file)} has the line {line[0].strip()}"
+        raise SettingsError(fault, "write # @package _global_, and nothing behind it")
+    return {"_global_": "", "_group_": group}.get(package, package)
+
+
+def refuse_not_served(file: Path, names: list[str]) -> None:
+    """Raise SettingsError for a setting of Hydra's in a file that no sweep serves."""
+    for name in names:
+        if name == "hydra.searchpath":
+            raise SettingsError(f"{seen_from_here(file)} has {name}", "leave it out, and type --config-dir=FOLDER")
+        if name.startswith("hydra.") and not is_served(name):
+            fault = f"{seen_from_here(file)} has {name}, which is no setting of a sweep"
+            raise SettingsError(fault, remedy_for_hydras(name))
+
+
+def check_shape(file: Path, settings: Any, package: str) -> None:
+    """Raise SettingsError for a file with a group in the place of a setting, or the reverse."""
     name_of_file = seen_from_here(file)
     if settings is not None and not isinstance(settings, dict):
         raise SettingsError(f"{name_of_file} is no list of settings", "write a line NAME: VALUE for each")
     hints = setting_hints(TrainConfig)
-    for above, own, value in nodes(settings or {}):
+    for above, own, value in nodes(settings or {}, f"{package}." if package else ""):
         name = f"{above}{own}"
         of_sweeper = above.startswith("hydra.sweeper.")  # which has the names of settings
         if not isinstance(own, str) or (("." in own or "/" in own) and not of_sweeper):
             refuse_name(name_of_file, own, value)
         typed = f"{name}: {json.dumps(value, ensure_ascii=False, default=str)}"
-        if name.rpartition(".")[2] == "defaults" and not is_defaults(value):
+        if own == "defaults" and not is_defaults(value):
             raise SettingsError(f"{name_of_file} has {typed}", "write a line - override /GROUP: OPTION for each group")
         if name in hints and isinstance(value, dict):
-            raise SettingsError(
-                f"{name_of_file} has {typed}, and {name} takes one value", f"write {name.rpartition('.')[2]}: VALUE"
-            )
+            raise SettingsError(f"{name_of_file} has {typed}, and {name} takes one value", f"write {own}: VALUE")
         is_group = name in (*GROUPS, *HYDRAS_GROUPS) or any(known.startswith(f"{name}.") for known in hints)
         if is_group and value is None:
             raise SettingsError(f"{name_of_file} has nothing below the line of {name}", "leave out that line")
@@ -223,7 +232,7 @@ def refuse_name(file: str, name: Any, value: Any) -> None:
     raise SettingsError(f"{file} has {name}: {shown}", remedy)
 
 
-def nodes(settings: dict[Any, Any], above: str = "") -> Iterator[tuple[str, Any, Any]]:
+def nodes(settings: dict[Any, Any], above: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield settings and groups: the dotted names above each, its own name, its value."""
     for name, value in settings.items():
         yield above, name, value
@@ -237,7 +246,8 @@ def is_defaults(value: Any) -> bool:
     def is_item(item: Any) -> bool:
         if isinstance(item, dict) and len(item) == 1:
             (option,) = item.values()
-            return option is None or all(isinstance(one, str) for one in ([option], option)[isinstance(option, list)])
+            options = option if isinstance(option, list) else [option]
+            return option is None or all(isinstance(one, str) for one in options)
         return isinstance(item, str)
 
     return isinstance(value, list) and all(map(is_item, value))
@@ -383,13 +393,6 @@ def in_shell(variable: re.Match[str]) -> str:
     if time is not None:
         return f"$(date '+{time}')"
     return f"${name}" if default is None else f"${{{name}:-{default}}}"
-
-
-def is_there(name: str, value: str) -> bool:
-    """Return whether the value of a setting is the path of something, as it is typed."""
-    with suppress(OSError, SettingsError):  # a list may be too long for a name
-        return not {*value} & {*"\"'([{"} and user_path(name, value).exists()
-    return False
 
 
 def check_typed(typed: dict[str, str], is_sweep: bool) -> None:

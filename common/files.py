@@ -66,6 +66,13 @@ def user_path(setting: str, path: str) -> Path:
     return place
 
 
+def is_there(name: str, value: str) -> bool:
+    """Return whether the value of a setting is the path of something, as it is typed."""
+    with suppress(OSError, SettingsError):  # a list may be too long for a name
+        return not {*value} & {*"\"'([{"} and user_path(name, value).exists()
+    return False
+
+
 def without_dots(path: Path) -> Path:
     """Return a path without `..`, so that a file has one name in every current folder.
 

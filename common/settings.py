@@ -10,7 +10,6 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from itertools import product, takewhile
-from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
@@ -18,6 +17,7 @@ import yaml
 
 from common.aliases import ALIASES, ALIASES_BESIDE, OPTIONS
 from common.errors import SettingsError, format_value
+from common.files import is_there
 from common.text import flat, unescaped
 
 Schema = TypeVar("Schema")
@@ -111,7 +111,7 @@ def parse_overrides(arguments: Iterable[str], names: Collection[str] = ()) -> di
             raise SettingsError(f"{name}= is empty", remedy)
         # Quotes hold several arguments together.
         apart = taken_apart(argument, names) if name in names and not OF_WORDS.fullmatch(name) else ""
-        if apart and not Path(value).exists():
+        if apart and not is_there(name, value):
             raise SettingsError(f"{argument!r} is several settings in one argument", apart)
         values[name] = value
         before = argument

@@ -345,6 +345,21 @@ def test_a_file_of_settings_of_another_shape_is_refused(folder, content):
     refuse_misread(file)
 
 
+def test_a_group_of_ones_own_may_have_the_package_of_one_of_ours(folder):
+    """`# @package model` in a folder blocks/ was refused as a wrong first line."""
+    (folder / "blocks").mkdir()
+    file = folder / "blocks/small.yaml"
+    file.write_text("# @package model\nn_layer: 1\n")
+    (folder / "experiment/odd.yaml").write_text("# @package _global_\ndefaults:\n  - /blocks: small\n")
+    assert composed(f"--config-dir={folder}", "experiment=odd").model.n_layer == 1
+    file.write_text("# @package data.tales\nseed: 010\n")
+    with pytest.raises(SettingsError, match=r"has data\.tales\.seed: 010, which YAML reads as 8"):
+        refuse_misread(file)
+    file.write_text("# @package model\nn_layer: {a: 1}\n")
+    with pytest.raises(SettingsError, match=r"model\.n_layer takes one value: write n_layer: VALUE"):
+        refuse_misread(file)
+
+
 def test_defaults_of_ones_own_in_train_yaml_are_read_as_they_are_typed(tmp_path, monkeypatch):
     file = tmp_path / "train.yaml"
     monkeypatch.setattr("cli.overrides.DEFAULTS", file)

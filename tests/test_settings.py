@@ -739,7 +739,9 @@ def test_several_settings_within_quotes_are_answered_with_arguments_that_can_be_
     assert (config.seed, config.max_steps) == (2, 3)
 
 
-@pytest.mark.parametrize("first", ["tokenizer=byte", "data.path=x.txt", "run_dir=a", "init_from=runs/b"])
+@pytest.mark.parametrize(
+    "first", ["tokenizer=byte", "data.path=x.txt", f"data.path={'x' * 300}", "run_dir=a", "init_from=runs/b"]
+)
 def test_a_path_or_option_with_a_setting_behind_it_is_no_name_of_a_file(first):
     """As `train.py "$SETTINGS"` types it: run_dir='a seed=3' made a folder of that name."""
     with pytest.raises(SettingsError, match="is several settings in one argument: type each") as refused:
