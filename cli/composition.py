@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +23,6 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
@@ -47,7 +45,16 @@ from common.text import flat, hydra_quoted, literal, quote, seen_from_here, with
 from model.config import GPTConfig
 from runs.summary import begin_job, fail_job, has_checkpoints, read_summary, threads_of_sweep
 from sweeps.grid import VARIANTS
-from sweeps.hydra_versions import VERSION_BASE, help_unchecked, hydra_kept, main, no_job, register_resolver, store
+from sweeps.hydra_versions import (
+    VERSION_BASE,
+    help_unchecked,
+    hydra_kept,
+    load_plugins,
+    main,
+    no_job,
+    register_resolver,
+    store,
+)
 from sweeps.ranges import SETTINGS, TEXTS, for_hydra
 from training.config import TrainConfig
 
@@ -326,33 +333,9 @@ def use_our_sweeper() -> None:
     store(group="hydra/sweeper", name="basic", node=OmegaConf.load(CONF / "hydra/sweeper/grid.yaml"), provider="main")
 
 
-def load_plugins() -> None:
-    """Let Hydra import its plugins; SettingsError names one whose import fails.
-
-    Hydra imports all that are installed, also those that no setting names.
-    """
-    try:
-        Plugins.instance()
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        files = [
-            *(frame.filename for frame in frames),
-            str(getattr(error, "filename", "")),
-        ]  # a SyntaxError has its own
-        of_plugins = [file for file in files if "hydra_plugins" in Path(file).parts]
-        if not of_plugins:
-            raise
-        parts = Path(of_plugins[-1]).with_suffix("").parts
-        package = parts[parts.index("hydra_plugins") + 1].replace("_", "-")
-        problem = f"{of_plugins[-1]} cannot be imported by Hydra, which imports all its plugins ({first_line(error)})"
-        remedy = f"remove that plugin, by pip uninstall {package} if pip has installed it"
-        raise SettingsError(problem, remedy) from error
-
-
 @contextmanager
 def composing() -> Iterator[None]:
     """Let compose() read our settings, also in a program that composes others by Hydra."""
-    load_plugins()
     with hydra_kept():
         use_our_sweeper()
         with initialize_config_dir(str(CONF), **VERSION_BASE):

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import takewhile
@@ -206,23 +206,21 @@ def fail_job(folder: Path, error: BaseException) -> None:
         write_job(folder, replace(record, reason=sentence_of(error)))
 
 
-def jobs_of_sweep(sweep: Path) -> dict[Path, JobRecord]:
-    """Return the folders of a sweep's jobs that have begun, with their records.
+def jobs_of_sweep(sweep: Path) -> Iterator[tuple[Path, JobRecord]]:
+    """Yield the folders of a sweep's jobs that have begun, with their records.
 
     Those of another sweep below the folder are left out: a sweep's folder has a .lock.
     """
-    jobs = {}
     for folder in (file.parent for file in sorted(sweep.glob(f"*/**/{JOB}"))):
         between = takewhile(lambda above: above != sweep, folder.parents)
         record = read_job(folder)
         if record and not any((above / ".lock").exists() for above in between):
-            jobs[folder] = record
-    return jobs
+            yield folder, record
 
 
 def threads_of_sweep(sweep: Path) -> int | None:
     """Return the threads of the first run in a sweep's folder; None without one on a CPU."""
-    for folder in jobs_of_sweep(sweep):
+    for folder, _ in jobs_of_sweep(sweep):
         summary = read_summary(folder)
         if summary and summary.threads:
             return int(summary.threads)

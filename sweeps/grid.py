@@ -32,7 +32,15 @@ from sweeps.compositions import Compositions, writable
 from sweeps.hydra_versions import read_once
 from sweeps.leaderboard import DEFAULTS, shown, write_leaderboard
 from sweeps.ranges import check_values, combinations, computed_in_job, expand_ranges, parse_values, range_text
-from sweeps.sweep import check_launcher, check_places, fix_folder, in_the_way, kept_folder, settings_asked
+from sweeps.sweep import (
+    check_launcher,
+    check_places,
+    fix_folder,
+    in_the_way,
+    kept_folder,
+    settings_asked,
+    shared_folder,
+)
 from training.config import TrainConfig
 
 LONGEST_NAME = 255  # bytes of a name in a folder, on nearly every disk
@@ -222,8 +230,7 @@ class Grid(Sweeper):
             place = cfg.hydra.sweep.subdir
             check_places({"hydra.sweep.subdir": place})
             if self.places.setdefault(place, job) != job:
-                problem = f"hydra.sweep.subdir={place} is the folder of several jobs"
-                raise SettingsError(problem, "end it in /${hydra.job.num}, and quote it for the shell")
+                raise shared_folder(place)
         return cfg
 
     def refuse_other_code(self, configs: Iterable[TrainConfig | None]) -> None:
@@ -235,7 +242,7 @@ class Grid(Sweeper):
             return
         present = {config.code: config.code_hash for config in configs if config and config.code}
         others = set[str]()
-        for folder in jobs_of_sweep(self.folder):
+        for folder, _ in jobs_of_sweep(self.folder):
             summary = read_summary(folder)
             if summary and summary.project_hash not in (None, PROJECT_HASH):
                 others.add(f"commit={summary.commit} project_hash={summary.project_hash}")
@@ -382,7 +389,7 @@ class Grid(Sweeper):
     def attempts(self) -> dict[int, tuple[Path, int]]:
         """Return the folder of each job that has begun, and when it began, by its number."""
         jobs = jobs_of_sweep(self.folder)
-        return {record.number: (folder, (folder / JOB).stat().st_mtime_ns) for folder, record in jobs.items()}
+        return {record.number: (folder, (folder / JOB).stat().st_mtime_ns) for folder, record in jobs}
 
     def launch_alone(self, job: Sequence[str], number: int) -> JobReturn:
         """Run a job that a killed worker left; one that is killed again has failed."""
@@ -433,7 +440,7 @@ class Grid(Sweeper):
         if 'Could not detect "srun"' in str(error):  # submitit's words where there is no Slurm
             return "start it on a machine of the cluster, or type hydra/launcher=submitit_local"
         go_on = f"the same command with {self.go_on} goes on"
-        summaries = map(read_summary, jobs_of_sweep(self.folder))
+        summaries = (read_summary(folder) for folder, _ in jobs_of_sweep(self.folder))
         if any(summary and summary.status == "stopped" for summary in summaries):  # by a signal, as at a time limit
             return go_on
         return f"change {settings_asked(self.config, 'hydra.launcher')}; {go_on}"

@@ -6,8 +6,10 @@ Every difference is here, so that the end of 1.3 removes this file and little el
 import argparse
 import copy
 import inspect
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -21,6 +23,8 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
+
+from common.errors import SettingsError, first_line
 
 IS_1_3 = hydra.__version__.startswith("1.3.")
 VERSION_BASE = {"version_base": "1.3"} if IS_1_3 else {}
@@ -63,10 +67,30 @@ class ReadOnce(CachingConfigRepository):
         return copy.deepcopy(super().load_config(config_path))
 
 
+def load_plugins() -> None:
+    """Let Hydra import its plugins; SettingsError names one whose import fails.
+
+    Hydra imports all that are installed, also those that no setting names.
+    """
+    try:
+        Plugins.instance()
+    except Exception as error:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        files.append(str(getattr(error, "filename", "")))  # a SyntaxError has its own
+        of_plugins = [file for file in files if "hydra_plugins" in Path(file).parts]
+        if not of_plugins:
+            raise
+        parts = Path(of_plugins[-1]).with_suffix("").parts
+        package = parts[parts.index("hydra_plugins") + 1].replace("_", "-")
+        problem = f"{of_plugins[-1]} cannot be imported by Hydra, which imports all its plugins ({first_line(error)})"
+        remedy = f"remove that plugin, by pip uninstall {package} if pip has installed it"
+        raise SettingsError(problem, remedy) from error
+
+
 @contextmanager
 def hydra_kept() -> Iterator[None]:
     """Give Hydra back as a program has set it up, and drop what is stored meanwhile."""
-    Plugins.instance()  # which stores the settings of Hydra's own
+    load_plugins()  # which stores the settings of Hydra's own
     known: dict[type, Any] = Singleton._instances
     kept = {kind: known.pop(kind, None) for kind in (GlobalHydra, JobRuntime, VersionBase, ConfigStore)}
     known[ConfigStore] = copy.deepcopy(kept[ConfigStore])

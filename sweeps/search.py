@@ -22,7 +22,7 @@ from runs.summary import jobs_of_sweep, sentence_of
 from sweeps.compositions import writable
 from sweeps.leaderboard import write_leaderboard
 from sweeps.ranges import check_numbers, check_values, expand_ranges, parse_values
-from sweeps.sweep import check_launcher, fix_folder, in_the_way, kept_folder, settings_asked
+from sweeps.sweep import check_launcher, fix_folder, in_the_way, kept_folder, settings_asked, shared_folder
 
 
 @dataclass(eq=False)
@@ -60,8 +60,7 @@ class Search(Sweeper):
         check_launcher(config)
         place: Any = OmegaConf.to_container(config.hydra.sweep)
         if "${" not in str(place["subdir"]):
-            problem = f"hydra.sweep.subdir={place['subdir']} is the folder of several jobs"
-            raise SettingsError(problem, "end it in /${hydra.job.num}, and quote it for the shell")
+            raise shared_folder(place["subdir"])
         self.folder = fix_folder(config)
 
         # Make the package's sweeper.
@@ -114,7 +113,7 @@ class Search(Sweeper):
 
     def is_of_job(self, error: BaseException) -> bool:
         """Return whether a job failed by this error, and has told it."""
-        return any(record.reason == sentence_of(error) for record in jobs_of_sweep(self.folder).values())
+        return any(record.reason == sentence_of(error) for _, record in jobs_of_sweep(self.folder))
 
     def fault(self, error: BaseException) -> SettingsError:
         """Return an error of the package as a sentence."""
@@ -124,7 +123,7 @@ class Search(Sweeper):
             return SettingsError(problem, "write sqlite:///FILE.db, in a folder that is there")
         if isinstance(error, FileExistsError):
             return in_the_way(error)
-        reasons = [record.reason for record in jobs_of_sweep(self.folder).values()]
+        reasons = [record.reason for _, record in jobs_of_sweep(self.folder)]
         if said == "No trials are completed yet" or (reasons and all(reasons)):
             return SettingsError(f"no job of {self.name} has a result", "mend what made jobs fail, or run more")
         space = self.of_package.get("custom_search_space")

@@ -33,7 +33,6 @@ PLACES = {
     "hydra.output_subdir": "the name of a folder in each job's, as in hydra.output_subdir=.hydra",
 }
 """The settings that name folders of jobs, each with an example."""
-
 FILES = ("report.html", "leaderboard.csv", "leaderboard.md", "decide.md", "decide.json")
 """The files that a sweep writes."""
 
@@ -154,6 +153,12 @@ def check_places(settings: Mapping[str, Any]) -> None:
         place = Path(settings.get(name) or "")
         if place.is_absolute() or ".." in place.parts:
             raise SettingsError(f"{name}={place} is outside of the sweep's folder", f"write {example}")
+
+
+def shared_folder(place: str) -> SettingsError:
+    """Return the error for a folder that several jobs would have."""
+    problem = f"hydra.sweep.subdir={place} is the folder of several jobs"
+    return SettingsError(problem, "end it in /${hydra.job.num}, and quote it for the shell")
 
 
 def settings_asked(config: DictConfig, node: str) -> str:

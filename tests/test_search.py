@@ -17,12 +17,13 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from sweeping import ROOT, command, put_job, tiny
 
-from cli.composition import explain, load_plugins
+from cli.composition import explain
 from cli.overrides import CONF
 from common.errors import SettingsError
 from common.files import is_locked
 from hydra_plugins._tinygpt import AfterJob, Search
 from runs.summary import begin_job, fail_job, read_job
+from sweeps.hydra_versions import load_plugins
 from sweeps.leaderboard import read_jobs
 
 OPTUNA = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
